@@ -1,0 +1,1 @@
+"""Trainable Toeplitz MLP Mixer language models, their checkpoints, and the command line."""

@@ -1,0 +1,38 @@
+"""Toeplitz MLP Mixer: causal Toeplitz products on any array, and the language model built of them.
+
+The axis law, everywhere: `x` is `(..., n, d)`, time on axis -2 and channels last. Lags are the last axis of `w`: `(k,)`,
+`(h, k)` or `(h, m, k)` for `h` heads, kernel size `m` and `k` lags; head `i` owns the channels `[i*d/h, (i+1)*d/h)`.
+The operator comes first, as in `A @ x`:
+
+    y[..., t, c] = sum_{i<m} sum_{j <= min(t, k-1)} w[head(c), i, j] * x[..., t-j, c-(m-1)+i]
+
+with channels outside the head, and positions in another segment, read as zero.
+"""
+
+from . import lm
+from ._registry import available_backends, get_backend, use_backend
+from .config import TMMConfig
+from .mixing import mix_tokens
+from .toeplitz import (
+    causal_toeplitz,
+    causal_toeplitz_correlate,
+    causal_toeplitz_inverse,
+    causal_toeplitz_matmul,
+    causal_toeplitz_solve,
+    toeplitz_matmul,
+)
+
+__all__ = [
+    "TMMConfig",
+    "available_backends",
+    "causal_toeplitz",
+    "causal_toeplitz_correlate",
+    "causal_toeplitz_inverse",
+    "causal_toeplitz_matmul",
+    "causal_toeplitz_solve",
+    "get_backend",
+    "lm",
+    "mix_tokens",
+    "toeplitz_matmul",
+    "use_backend",
+]

@@ -1,0 +1,87 @@
+"""Which library an array belongs to, and how arrays pass from one library to another without a copy."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import array_api_compat as compat
+
+__all__ = ["Array", "device_kind", "library_of", "namespace_of", "share", "share_like"]
+
+Array = Any
+"""An array of any library; its class says which."""
+
+
+def library_of(array: Array) -> str:
+    """Return the import name of the library that `array` belongs to: `numpy`, `torch`, `jax`, `dask`, …"""
+    return namespace_of(array).__name__.removeprefix("array_api_compat.").split(".")[0]
+
+
+def namespace_of(*arrays: Array | None) -> ModuleType:
+    """Return the one array-API namespace of `arrays`; Nones are passed over.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no array, or the arrays belong to different libraries.
+    """
+    given = [array for array in arrays if array is not None]
+    for array in given:
+        if not compat.is_array_api_obj(array):
+            raise TypeError(f"expected an array, got {type(array).__name__}: wrap it, for example numpy.asarray(…)")
+    spaces = {compat.array_namespace(array) for array in given}
+    if len(spaces) > 1:
+        kinds = " and ".join(sorted({type(a).__module__.split(".")[0] + "." + type(a).__name__ for a in given}))
+        raise TypeError(f"expected arrays of one library, got {kinds}: convert one, for example by from_dlpack")
+    return spaces.pop()
+
+
+def device_kind(array: Array) -> str:
+    """Return the kind of device that holds `array`: `cpu`, `cuda`, `tpu`, …, or `traced` for one without values yet."""
+    device = compat.device(array)
+    if device is None or is_traced(array):
+        return "traced"
+    kind = getattr(device, "type", None) or getattr(device, "platform", None) or str(device)
+    kind = {"gpu": "cuda"}.get(kind, kind)
+    return "cpu" if "CPU" in kind else kind  # array_api_strict calls its one real device CPU_DEVICE
+
+
+def is_traced(array: Array) -> bool:
+    """Return whether `array` stands for values that only a compiled program will have."""
+    return any(base.__name__ == "Tracer" for base in type(array).__mro__)
+
+
+def share(array: Array, target: ModuleType) -> Array:
+    """Return `array` as one of the library `target`, on the same memory unless it is read-only and `target` objects.
+
+    bfloat16 crosses as 16-bit integers, since NumPy and DLPack do not know it together.
+    """
+    source = namespace_of(array)
+    if is_traced(array):
+        raise TypeError(
+            f"a traced {type(array).__name__} has no values yet, so {target.__name__} cannot compute on it: "
+            "choose backend='array_api', or call outside jit, grad and vmap"
+        )
+    if str(array.dtype).endswith("bfloat16"):
+        return share(array.view(source.int16), target).view(_bfloat16(target))
+    try:
+        return target.from_dlpack(array)
+    except BufferError:  # some libraries take no read-only memory
+        return target.from_dlpack(source.asarray(array, copy=True))
+
+
+def share_like(array: Array, like: Array) -> Array:
+    """Return `array` as one of the library of `like`."""
+    return share(array, namespace_of(like))
+
+
+def _bfloat16(target: ModuleType) -> Any:
+    """Return the bfloat16 dtype of a library: NumPy has it from ml_dtypes."""
+    if hasattr(target, "bfloat16"):
+        return target.bfloat16
+    if target.__name__.endswith("numpy"):
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    raise TypeError(f"{target.__name__} has no bfloat16: convert the arrays to float32")

@@ -1,0 +1,315 @@
+"""Who computes a product: engines and bridges, how they register, and how one is chosen.
+
+An *engine* computes on concrete buffers. A *bridge* is what an array library needs around any engine: differentiation,
+tracing, batching. The type of the arrays selects the bridge, the choice of backend selects the engine. A backend is an
+object `Backend` registered in the entry-point group `tmm_core.backends` under the import name of the library that it
+computes with, so that listing backends can look for the library without importing it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points, version
+from importlib.util import find_spec
+from typing import Any, Literal, Protocol
+
+from . import _dask, _exchange, _maths
+from ._exchange import Array
+
+__all__ = ["Backend", "Bridge", "Engine", "Request", "available_backends", "compute", "get_backend", "run", "use_backend"]
+
+GROUP = "tmm_core.backends"
+Operation = Literal["matmul", "correlate"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an engine is asked for, known before any work."""
+
+    operation: Operation
+    dtype: str
+    """Name of the result's dtype, such as `bfloat16`."""
+    device: str
+    """Kind of device that holds the arrays: `cpu`, `cuda`, …"""
+    exact: bool
+    segments: bool
+
+
+class Engine(Protocol):
+    """Raw computation of whole operations on arrays of one library.
+
+    `w` comes as `(h, m, k)`, `x` and `g` as `(..., n, d)` with `h` dividing `d`; all laws of `tmm_core.testing` hold.
+    """
+
+    name: str
+
+    def owns(self, array: Array) -> bool:
+        """Return whether the engine computes on `array` as it is."""
+
+    def receive(self, array: Array) -> Array:
+        """Return `array`, of any library, as one that the engine owns; without a copy where both can share memory."""
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why the engine cannot serve `request`, or None where it can."""
+
+    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
+        """Return `T(w) x`, or `T(w)^H x`, of shape `(..., n, d)`."""
+
+    def correlate(
+        self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
+    ) -> Array:
+        """Return the gradient of `<g, T(w) x>` for `w`, of shape `(heads, kernel, lags)`."""
+
+
+class Bridge(Protocol):
+    """What the arrays of one library need around any engine; the operations are those of `Engine`, with the engine first."""
+
+    def matmul(
+        self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None
+    ) -> Array:
+        """Return the product as a differentiable, traceable operation of the arrays' library."""
+
+    def correlate(
+        self,
+        engine: Engine,
+        x: Array,
+        g: Array,
+        /,
+        *,
+        lags: int,
+        heads: int,
+        kernel: int,
+        exact: bool,
+        segment_ids: Array | None,
+    ) -> Array:
+        """Return the correlation as a differentiable, traceable operation of the arrays' library."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One registered way to compute, and what `tmm backends` tells of it."""
+
+    name: str
+    version: str
+    devices: tuple[str, ...]
+    """Kinds of device that the engine can use on this machine now."""
+    serves: str
+    """In a few words, the arrays and dtypes served."""
+    engine: Engine
+    bridge: Bridge | None = None
+    """Set where the arrays of the library called `name` need one."""
+
+
+class Definition:
+    """The engine that runs `_maths` in array-API calls: in the arrays' own namespace, or always in NumPy."""
+
+    def __init__(self, name: str) -> None:
+        """Make the engine called `name`: `array_api` or `numpy`."""
+        self.name = name
+        self.matmul = _maths.causal_toeplitz_matmul
+        self.correlate = _maths.causal_toeplitz_correlate
+
+    def owns(self, array: Array) -> bool:
+        """Return whether the engine computes on `array` as it is."""
+        return self.name == "array_api" or _exchange.library_of(array) == "numpy"
+
+    def receive(self, array: Array) -> Array:
+        """Return `array` as a NumPy array."""
+        import numpy
+
+        return _exchange.share(array, numpy)
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why NumPy cannot serve a device; the arrays' own namespace serves them all."""
+        if self.name == "numpy" and request.device != "cpu":
+            return f"NumPy computes on the CPU, and the arrays are on {request.device!r}"
+        return None
+
+
+# The engines that `auto` tries for arrays of a library, fastest first; the definition serves what is left.
+_FASTEST: dict[str, tuple[str, ...]] = {"torch": ("torch",)}
+# Libraries whose bridge is part of the core, since it needs no import.
+_CORE_BRIDGES: dict[str, Bridge] = {"dask": _dask}
+
+_chosen: ContextVar[str | None] = ContextVar("tmm_backend", default=None)
+
+
+def available_backends() -> tuple[str, ...]:
+    """Return the names of the backends whose library is installed, without importing any library.
+
+    >>> "array_api" in available_backends()
+    True
+    """
+    return tuple(name for name in registered_backends() if name == "array_api" or find_spec(name) is not None)
+
+
+def registered_backends() -> tuple[str, ...]:
+    """Return the names of all registered backends, installed or not."""
+    return ("array_api", "numpy", *sorted(_registered()))
+
+
+@functools.cache
+def get_backend(name: str) -> Backend:
+    """Return the backend called `name`, importing its library.
+
+    Parameters
+    ----------
+    name : str
+        One of `registered_backends()`: `array_api`, `numpy`, or a name in the entry-point group `tmm_core.backends`.
+
+    Raises
+    ------
+    LookupError
+        If no such backend is registered, or its library cannot be imported; the message says what to install.
+
+    Notes
+    -----
+    A failure is not remembered: the next call tries again.
+    """
+    if name == "array_api":
+        compat = version("array-api-compat")
+        return Backend(name, compat, ("any",), "every array of the array API, in its own namespace", Definition(name))
+    if name == "numpy":
+        _require_library("numpy", "pip install numpy")
+        return Backend(name, version("numpy"), ("cpu",), "the definition, computed in NumPy", Definition(name))
+    entry = _registered().get(name)
+    if entry is None:
+        raise LookupError(f"unknown backend {name!r}: choose 'auto' or one of {', '.join(registered_backends())}")
+    _require_library(name, _remedy(entry))
+    try:
+        backend: Backend = entry.load()
+    except Exception as error:  # whatever a broken installation raises, the user needs the same remedy
+        raise LookupError(
+            f"backend {name!r} cannot be loaded ({type(error).__name__}: {error}); to install it: {_remedy(entry)}"
+        ) from error
+    return backend
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Choose the backend of every product computed inside the `with` block by this thread.
+
+    Parameters
+    ----------
+    name : str
+        A registered backend, or `auto` for the fastest one that serves the arrays.
+
+    Raises
+    ------
+    LookupError
+        If the backend is unknown or cannot be loaded.
+
+    Examples
+    --------
+    >>> import numpy as np, tmm_core
+    >>> with tmm_core.use_backend("numpy"):
+    ...     tmm_core.causal_toeplitz_matmul(np.asarray([0.0, 1.0]), np.asarray([1.0, 2.0, 3.0]))
+    array([0., 1., 2.])
+    """
+    if name != "auto":
+        get_backend(name)
+    token = _chosen.set(name)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def compute(
+    operation: Operation, /, *arrays: Array, segment_ids: Array | None, backend: str | None, **options: Any
+) -> Array:
+    """Compute `operation` on arrays of one library: choose the engine, then go through the library's bridge."""
+    library = _exchange.library_of(arrays[0])
+    request = Request(
+        operation,
+        _maths.result_dtype_name(*arrays),
+        _exchange.device_kind(arrays[0]),
+        bool(options["exact"]),
+        segment_ids is not None,
+    )
+    engine = choose_engine(backend, library, request)
+    bridge = _bridge_of(library)
+    if bridge is None:
+        return run(engine, operation, *arrays, segment_ids=segment_ids, **options)
+    return getattr(bridge, operation)(engine, *arrays, segment_ids=segment_ids, **options)
+
+
+def run(
+    engine: Engine, operation: Operation, /, *arrays: Array, segment_ids: Array | None, **options: Any
+) -> Array:
+    """Let `engine` compute `operation` on concrete arrays of any one library; the result lives where they do."""
+    if all(engine.owns(array) for array in arrays):
+        return getattr(engine, operation)(*arrays, segment_ids=segment_ids, **options)
+    received = [engine.receive(array) for array in arrays]
+    ids = None if segment_ids is None else engine.receive(segment_ids)
+    result = getattr(engine, operation)(*received, segment_ids=ids, **options)
+    return _exchange.share_like(result, arrays[0])
+
+
+def choose_engine(backend: str | None, library: str, request: Request) -> Engine:
+    """Return the engine: the argument's, else the `with` block's, else `TMM_BACKEND`'s, else the fastest that serves."""
+    name = backend or _chosen.get() or _environment_choice()
+    if name != "auto":
+        engine = get_backend(name).engine
+        reason = engine.refusal(request)
+        if reason is not None:
+            raise ValueError(f"backend {name!r} cannot serve this call: {reason}; choose another, or 'auto'")
+        return engine
+    for candidate in _FASTEST.get(library, ()):
+        if candidate in _registered():
+            engine = get_backend(candidate).engine
+            if engine.refusal(request) is None:
+                return engine
+    return get_backend("array_api").engine
+
+
+@functools.cache
+def _environment_choice() -> str:
+    """Return `TMM_BACKEND`, read and checked once a process."""
+    name = os.environ.get("TMM_BACKEND", "").strip() or "auto"
+    if name != "auto":
+        try:
+            get_backend(name)
+        except LookupError as error:
+            raise LookupError(f"the environment variable TMM_BACKEND is {name!r}: {error}") from error
+    return name
+
+
+def _bridge_of(library: str) -> Bridge | None:
+    """Return the bridge for arrays of `library`, or None where the library needs none."""
+    if library in _CORE_BRIDGES:
+        return _CORE_BRIDGES[library]
+    return get_backend(library).bridge if library in _registered() else None
+
+
+@functools.cache
+def _registered() -> dict[str, EntryPoint]:
+    """Return the entry points by name; two that claim one name are an error, since a choice must be clear."""
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=GROUP):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value or entry.name in ("auto", "array_api", "numpy"):
+            raise LookupError(
+                f"backend name {entry.name!r} is taken: {entry.value} cannot register it in {GROUP!r}; uninstall one"
+            )
+    return found
+
+
+def _require_library(name: str, remedy: str) -> None:
+    if find_spec(name) is None:
+        raise LookupError(f"backend {name!r} needs the library {name!r}, which is not installed: {remedy}")
+
+
+def _remedy(entry: EntryPoint) -> str:
+    """Return the command that installs what a backend needs: the extras of its distribution that begin with its name."""
+    distribution = entry.dist
+    if distribution is None:
+        return f"install {entry.name}"
+    extras = distribution.metadata.get_all("Provides-Extra") or []
+    fitting = [extra for extra in extras if extra.startswith(entry.name)] or [entry.name]
+    return " or ".join(f"pip install '{distribution.name}[{extra}]'" for extra in fitting)

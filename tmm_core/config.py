@@ -1,0 +1,167 @@
+"""The configuration of a Toeplitz MLP Mixer language model: one frozen dataclass, importable without any framework."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+__all__ = ["PRESETS", "TMMConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TMMConfig:
+    """Describe one model completely: equal configurations have equal parameter names and shapes.
+
+    The defaults of the fields are the paper's block (arXiv 2605.06683): per block `x += MLP(norm(x))`, then
+    `x += mix(norm(x))`, with LayerNorm and SiLU. `preset` gives whole models.
+    """
+
+    vocab_size: int = 257
+    """Number of token ids; 257 is every byte and an end-of-text."""
+    max_len: int = 512
+    """Positions of the training context (tokens); the length of the position bias."""
+    d_model: int = 256
+    """Channels of the residual stream."""
+    n_layers: int = 4
+    """Blocks."""
+    n_heads: int = 4
+    """Filters a layer, each over `d_model / n_heads` channels; 0 is the flat layer, one filter and no projections."""
+    n_lags: int | None = None
+    """Lags of each filter; `max_len` unless given. Fewer make the mixing matrix banded."""
+    kernel_size: int = 1
+    """Neighbouring channels that each filter reads."""
+    mix_layers: Literal[1, 2] = 1
+    """Toeplitz products a layer; 2 is the ablation `T2 silu(T1 x + bias1) + bias2`."""
+    projections: bool = True
+    """Linear maps into and out of the heads."""
+    out_proj_bias: bool = True
+    """Bias of the linear map out of the heads."""
+    position_bias: bool = True
+    """A learned bias for each head and position, added to the mixed tokens."""
+    softplus: bool = False
+    """Lags are `softplus` of the parameters, hence positive."""
+    mean: bool = False
+    """Divide the product by the running sum of its lags; asks for `softplus`."""
+    lag_init: Literal["normal", "shift", "decay"] = "normal"
+    """Initial lags: N(0, 2/n) as in the paper, one shift a head, or exponential decays of several lengths."""
+    d_mlp: int | None = None
+    """Hidden width of the MLP; `4 * d_model` unless given."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """Non-linearity of the MLP."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm (eps 1e-5) or RMSNorm (eps the machine epsilon of the dtype)."""
+    final_norm: bool = False
+    """Normalise once more before the output projection."""
+    order: Literal["mlp_first", "mix_first"] = "mlp_first"
+    """Which half of a block comes first."""
+    tie_embeddings: bool = False
+    """Use the embedding as the output projection."""
+    embed_std: float = 1.0
+    """Standard deviation of the initial embedding."""
+    frozen: Literal["none", "lags", "projections"] = "none"
+    """Parameters that training leaves as they were drawn (ablation)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a model; every later stage relies on it."""
+        for name, hint in get_type_hints(type(self)).items():
+            _check_field(name, getattr(self, name), hint)
+        for name in ("vocab_size", "max_len", "d_model", "kernel_size"):
+            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("n_layers", "n_heads"):
+            _require(getattr(self, name) >= 0, f"{name} must not be negative, and is {getattr(self, name)}")
+        for name in ("n_lags", "d_mlp"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"{name} must be at least 1, or None for its default; not {value}")
+        _require(
+            self.d_model % self.heads == 0,
+            f"n_heads={self.n_heads} does not divide d_model={self.d_model}: every head needs as many channels",
+        )
+        _require(not self.mean or self.softplus, "mean=True asks for softplus=True: only positive lags have a mean")
+        _require(not self.mean or self.kernel_size == 1, "mean=True asks for kernel_size=1")
+        _require(self.embed_std >= 0, f"embed_std must not be negative, and is {self.embed_std}")
+
+    @property
+    def heads(self) -> int:
+        """Filters a layer: the flat layer has one."""
+        return max(self.n_heads, 1)
+
+    @property
+    def lags(self) -> int:
+        """Lags of each filter."""
+        return self.max_len if self.n_lags is None else self.n_lags
+
+    @property
+    def mlp_width(self) -> int:
+        """Hidden width of the MLP."""
+        return 4 * self.d_model if self.d_mlp is None else self.d_mlp
+
+    @property
+    def has_projections(self) -> bool:
+        """Whether linear maps lead into and out of the heads; the flat layer has none."""
+        return self.projections and self.n_heads > 0
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> TMMConfig:
+        """Return the model called `name` in `PRESETS`, with `changes` to single fields.
+
+        >>> TMMConfig.preset("paper", n_layers=2).d_model
+        1024
+        """
+        if name not in PRESETS:
+            raise LookupError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+        return cls.from_dict({**PRESETS[name], **changes})
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> TMMConfig:
+        """Return the configuration that `to_dict` wrote; unknown fields are refused, not dropped."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        unknown = sorted(set(fields) - known)
+        if unknown:
+            raise ValueError(f"unknown configuration fields {unknown}: the known ones are {sorted(known)}")
+        return cls(**fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field as plain data, fit for JSON."""
+        return dataclasses.asdict(self)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "paper": {"vocab_size": 8000, "d_model": 1024, "n_layers": 16},
+    "paper-later": {
+        "vocab_size": 8000,
+        "d_model": 1024,
+        "n_layers": 16,
+        "order": "mix_first",
+        "norm": "rms",
+        "final_norm": True,
+        "softplus": True,
+        "mean": True,
+        "activation": "gelu_tanh",
+        "out_proj_bias": False,
+    },
+}
+"""Whole models by name: `default` is the best that two CPU cores train in three minutes; the others are the paper's."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _check_field(name: str, value: object, hint: Any) -> None:
+    """Refuse a value of another type than its field's, with the choices named."""
+    choices = get_args(hint)
+    if choices and choices[-1] is not type(None):
+        ok, expected = value in choices and type(value) in map(type, choices), f"one of {', '.join(map(repr, choices))}"
+    elif hint is float:
+        ok, expected = isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
+    else:
+        types = choices or (hint,)
+        ok, expected = type(value) in types, " or ".join(t.__name__ for t in types)
+    if not ok:
+        raise (ValueError if choices and choices[-1] is not type(None) else TypeError)(
+            f"{name} must be {expected}, not {value!r}"
+        )
