@@ -1,7 +1,8 @@
 """Toeplitz MLP Mixer: causal Toeplitz products on any array, and the language model built of them.
 
-The axis law, everywhere: `x` is `(..., n, d)`, time on axis -2 and channels last. Lags are the last axis of `w`: `(k,)`,
-`(h, k)` or `(h, m, k)` for `h` heads, kernel size `m` and `k` lags; head `i` owns the channels `[i*d/h, (i+1)*d/h)`.
+The axis law, everywhere: `x` is `(..., n, d)`, time on axis -2 and channels last. Lags are the last axis of `w`:
+`(k,)`, `(h, k)` or `(h, m, k)` for `h` heads, kernel size `m` and `k` lags; head `i` owns the channels
+`[i*d/h, (i+1)*d/h)`.
 The operator comes first, as in `A @ x`:
 
     y[..., t, c] = sum_{i<m} sum_{j <= min(t, k-1)} w[head(c), i, j] * x[..., t-j, c-(m-1)+i]

@@ -13,96 +13,29 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from . import _dask, _exchange, _maths
 from ._exchange import Array
+from ._protocols import Backend, Bridge, Engine, Operation, Request
 
-__all__ = ["Backend", "Bridge", "Engine", "Request", "available_backends", "compute", "get_backend", "run", "use_backend"]
+__all__ = [
+    "Backend",
+    "Bridge",
+    "Engine",
+    "Operation",
+    "Request",
+    "available_backends",
+    "compute",
+    "get_backend",
+    "registered_backends",
+    "run",
+    "use_backend",
+]
 
 GROUP = "tmm_core.backends"
-Operation = Literal["matmul", "correlate"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What an engine is asked for, known before any work."""
-
-    operation: Operation
-    dtype: str
-    """Name of the result's dtype, such as `bfloat16`."""
-    device: str
-    """Kind of device that holds the arrays: `cpu`, `cuda`, …"""
-    exact: bool
-    segments: bool
-
-
-class Engine(Protocol):
-    """Raw computation of whole operations on arrays of one library.
-
-    `w` comes as `(h, m, k)`, `x` and `g` as `(..., n, d)` with `h` dividing `d`; all laws of `tmm_core.testing` hold.
-    """
-
-    name: str
-
-    def owns(self, array: Array) -> bool:
-        """Return whether the engine computes on `array` as it is."""
-
-    def receive(self, array: Array) -> Array:
-        """Return `array`, of any library, as one that the engine owns; without a copy where both can share memory."""
-
-    def refusal(self, request: Request) -> str | None:
-        """Return why the engine cannot serve `request`, or None where it can."""
-
-    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
-        """Return `T(w) x`, or `T(w)^H x`, of shape `(..., n, d)`."""
-
-    def correlate(
-        self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
-    ) -> Array:
-        """Return the gradient of `<g, T(w) x>` for `w`, of shape `(heads, kernel, lags)`."""
-
-
-class Bridge(Protocol):
-    """What the arrays of one library need around any engine; the operations are those of `Engine`, with the engine first."""
-
-    def matmul(
-        self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None
-    ) -> Array:
-        """Return the product as a differentiable, traceable operation of the arrays' library."""
-
-    def correlate(
-        self,
-        engine: Engine,
-        x: Array,
-        g: Array,
-        /,
-        *,
-        lags: int,
-        heads: int,
-        kernel: int,
-        exact: bool,
-        segment_ids: Array | None,
-    ) -> Array:
-        """Return the correlation as a differentiable, traceable operation of the arrays' library."""
-
-
-@dataclass(frozen=True)
-class Backend:
-    """One registered way to compute, and what `tmm backends` tells of it."""
-
-    name: str
-    version: str
-    devices: tuple[str, ...]
-    """Kinds of device that the engine can use on this machine now."""
-    serves: str
-    """In a few words, the arrays and dtypes served."""
-    engine: Engine
-    bridge: Bridge | None = None
-    """Set where the arrays of the library called `name` need one."""
 
 
 class Definition:
@@ -239,9 +172,7 @@ def compute(
     return getattr(bridge, operation)(engine, *arrays, segment_ids=segment_ids, **options)
 
 
-def run(
-    engine: Engine, operation: Operation, /, *arrays: Array, segment_ids: Array | None, **options: Any
-) -> Array:
+def run(engine: Engine, operation: Operation, /, *arrays: Array, segment_ids: Array | None, **options: Any) -> Array:
     """Let `engine` compute `operation` on concrete arrays of any one library; the result lives where they do."""
     if all(engine.owns(array) for array in arrays):
         return getattr(engine, operation)(*arrays, segment_ids=segment_ids, **options)
@@ -252,7 +183,7 @@ def run(
 
 
 def choose_engine(backend: str | None, library: str, request: Request) -> Engine:
-    """Return the engine: the argument's, else the `with` block's, else `TMM_BACKEND`'s, else the fastest that serves."""
+    """Return the engine of the argument, else of the `with` block, else of `TMM_BACKEND`, else the fastest one."""
     name = backend or _chosen.get() or _environment_choice()
     if name != "auto":
         engine = get_backend(name).engine
@@ -306,7 +237,7 @@ def _require_library(name: str, remedy: str) -> None:
 
 
 def _remedy(entry: EntryPoint) -> str:
-    """Return the command that installs what a backend needs: the extras of its distribution that begin with its name."""
+    """Return the command that installs a backend's library: the extras of its distribution named after it."""
     distribution = entry.dist
     if distribution is None:
         return f"install {entry.name}"

@@ -1,0 +1,90 @@
+"""What a backend is made of: an engine that computes, and a bridge that an array library needs around any engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ._exchange import Array
+
+__all__ = ["Backend", "Bridge", "Engine", "Operation", "Request"]
+
+Operation = Literal["matmul", "correlate"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an engine is asked for, known before any work."""
+
+    operation: Operation
+    dtype: str
+    """Name of the result's dtype, such as `bfloat16`."""
+    device: str
+    """Kind of device that holds the arrays: `cpu`, `cuda`, …"""
+    exact: bool
+    segments: bool
+
+
+class Engine(Protocol):
+    """Raw computation of whole operations on arrays of one library.
+
+    `w` comes as `(h, m, k)`, `x` and `g` as `(..., n, d)` with `h` dividing `d`; all laws of `tmm_core.testing` hold.
+    """
+
+    name: str
+
+    def owns(self, array: Array) -> bool:
+        """Return whether the engine computes on `array` as it is."""
+
+    def receive(self, array: Array) -> Array:
+        """Return `array`, of any library, as one that the engine owns; without a copy where both can share memory."""
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why the engine cannot serve `request`, or None where it can."""
+
+    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
+        """Return `T(w) x`, or `T(w)^H x`, of shape `(..., n, d)`."""
+
+    def correlate(
+        self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
+    ) -> Array:
+        """Return the gradient of `<g, T(w) x>` for `w`, of shape `(heads, kernel, lags)`."""
+
+
+class Bridge(Protocol):
+    """What the arrays of one library need around any engine; the operations are the engine's, with the engine first."""
+
+    def matmul(
+        self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None
+    ) -> Array:
+        """Return the product as a differentiable, traceable operation of the arrays' library."""
+
+    def correlate(
+        self,
+        engine: Engine,
+        x: Array,
+        g: Array,
+        /,
+        *,
+        lags: int,
+        heads: int,
+        kernel: int,
+        exact: bool,
+        segment_ids: Array | None,
+    ) -> Array:
+        """Return the correlation as a differentiable, traceable operation of the arrays' library."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One registered way to compute, and what `tmm backends` tells of it."""
+
+    name: str
+    version: str
+    devices: tuple[str, ...]
+    """Kinds of device that the engine can use on this machine now."""
+    serves: str
+    """In a few words, the arrays and dtypes served."""
+    engine: Engine
+    bridge: Bridge | None = None
+    """Set where the arrays of the library called `name` need one."""
