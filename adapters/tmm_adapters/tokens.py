@@ -1,0 +1,220 @@
+"""Token files that are mapped into memory, and the windows of them that a model reads.
+
+A token file holds an end-of-text, then the tokens of each document followed by an end-of-text. Its first token is only
+ever context: every other one is predicted exactly once in a pass over the windows of `TokenWindows`, the first of all
+given an end-of-text. So a model is charged for exactly the bytes of its text and for the end of each document, as the
+yardsticks are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .text import Part, description_path, written_aside
+from .tokenizers import Tokenizer
+
+__all__ = ["IGNORED", "TokenWindows", "bits_per_byte", "open_tokens", "write_tokens"]
+
+IGNORED = -100
+"""Label of a position that no loss is taken over."""
+
+_BATCH = 1 << 20  # characters tokenized at a time
+
+
+def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str]) -> NDArray[Any]:
+    """Tokenize `part` into a `.npy` file and return the file, mapped into memory.
+
+    Parameters
+    ----------
+    part : Part
+        The text; it is streamed.
+    tokenizer : Tokenizer
+        Gives the ids.
+    path : path
+        The file; a description goes beside it, at `<path>.json`. A file that already holds this part in this
+        tokenizer's ids is used as it is.
+
+    Returns
+    -------
+    array of uint16 or uint32, shape (n_tokens,)
+        An end-of-text, then each document followed by an end-of-text; read-only and read from disk as needed.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, for instance on a full disk; what was there before remains.
+    """
+    path = Path(path)
+    description = {"part": part.sha256, "text": part.text.sha256, "tokenizer": tokenizer.fingerprint}
+    try:
+        if json.loads(description_path(path).read_bytes()) == description:
+            return open_tokens(path)
+    except (OSError, ValueError):
+        pass  # nothing usable is there, so it is written now
+    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+    with written_aside(path) as file:
+        _write_header(file, dtype, 0)
+        n_tokens = 0
+        for ids in _batches(part, tokenizer):
+            n_tokens += len(ids)
+            file.write(ids.astype(dtype).data)
+        _write_header(file, dtype, n_tokens)
+        description_path(path).unlink(missing_ok=True)  # so that it never describes another file
+    with written_aside(description_path(path)) as file:
+        file.write(json.dumps(description).encode())
+    return open_tokens(path)
+
+
+def open_tokens(path: str | os.PathLike[str]) -> NDArray[Any]:
+    """Return the token file at `path`, mapped into memory, read-only.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ValueError
+        If it is not a token file, or was cut short.
+    """
+    try:
+        tokens: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is not a whole token file ({error}): remove it, to have it written anew") from error
+    if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
+        raise ValueError(f"{path} holds {tokens.dtype} of shape {tokens.shape}, not token ids: give another file")
+    return tokens
+
+
+class TokenWindows:
+    """Cut tokens into windows of one context such that every token but the first is predicted exactly once.
+
+    A window holds the tokens `[s, s + context)` as `input_ids` and again as `labels`; the model shifts them, so
+    position `t` of `input_ids` predicts `labels[t + 1]` and a window has `context - 1` predictions. Labels of tokens
+    that an earlier window has predicted are `IGNORED`, as is the first of each window. The last window is moved back so
+    that it ends where the tokens end: all windows have one shape, and nothing is padded.
+
+    Parameters
+    ----------
+    tokens : integer array, shape (n_tokens,)
+        A token file; it is only read where a window is asked for.
+    context : int
+        Tokens of a window, at least 2.
+    fresh : int, optional
+        Tokens that a window predicts for the first time: `context - 1` unless given, the most there are. With fewer,
+        windows overlap, and each prediction has at least `context - fresh` tokens before it (but for the start of the
+        text) at `context / fresh` times the work: half the context is a good choice for an evaluation.
+
+    Raises
+    ------
+    ValueError
+        If the tokens do not fill one context, or `context` or `fresh` cannot be.
+
+    Examples
+    --------
+    >>> windows = TokenWindows(np.arange(6), 3)
+    >>> [window["labels"].tolist() for window in windows]
+    [[-100, 1, 2], [-100, 3, 4], [-100, -100, 5]]
+    """
+
+    def __init__(self, tokens: NDArray[Any], context: int, *, fresh: int | None = None) -> None:
+        """Lay the windows over `tokens`."""
+        if context < 2:
+            raise ValueError(f"context must be at least 2, one token to predict the next from, and is {context}")
+        fresh = context - 1 if fresh is None else fresh
+        if not 1 <= fresh < context:
+            raise ValueError(f"fresh must be in [1, context - 1 = {context - 1}], and is {fresh}")
+        if len(tokens) < context:
+            raise ValueError(
+                f"the text is too short: it has {len(tokens)} tokens, counting the end-of-text before it, and one "
+                f"context needs {context}; give more text, or a smaller context (max_len)"
+            )
+        self.tokens = tokens
+        self.context = context
+        self.fresh = fresh
+
+    @property
+    def n_predicted(self) -> int:
+        """Tokens predicted in a pass over all windows."""
+        return len(self.tokens) - 1
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return 1 + -(-(len(self.tokens) - self.context) // self.fresh)
+
+    def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
+        """Return `input_ids` and `labels` of one window, int64 arrays of shape (context,)."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        index %= len(self)
+        start = min(index * self.fresh, len(self.tokens) - self.context)
+        ids = self.tokens[start : start + self.context].astype(np.int64)
+        predicted_before = 1 if index == 0 else (index - 1) * self.fresh + self.context
+        labels = ids.copy()
+        labels[: predicted_before - start] = IGNORED
+        return {"input_ids": ids, "labels": labels}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give another process the name of the token file, not a copy of it."""
+        state = dict(self.__dict__)
+        if isinstance(self.tokens, np.memmap) and self.tokens.filename is not None:
+            state["tokens"] = Path(self.tokens.filename)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Map the token file again."""
+        self.__dict__.update(state)
+        if isinstance(self.tokens, Path):
+            self.tokens = open_tokens(self.tokens)
+
+
+def bits_per_byte(nats: float, part: Part) -> float:
+    """Return what a part costs in bits per byte of its text.
+
+    Parameters
+    ----------
+    nats : float
+        The sum, not the mean, of the cross-entropies of all its tokens, ends of text included.
+    part : Part
+        The text.
+
+    Returns
+    -------
+    float
+        Bits per byte; a model that knows nothing pays 8 and a little more for the ends of text.
+    """
+    return nats / math.log(2) / part.n_bytes
+
+
+def _batches(part: Part, tokenizer: Tokenizer) -> Iterator[NDArray[Any]]:
+    """Yield the tokens of `part`, an end-of-text before the first document and after each."""
+    end = np.asarray([tokenizer.end_of_text])
+    yield end
+    texts: list[str] = []
+    ends: list[bool] = []
+    for text, ends_document in part.pieces(_BATCH):
+        texts.append(text)
+        ends.append(ends_document)
+        if sum(map(len, texts)) >= _BATCH:
+            yield _join(tokenizer.encode_batch(texts), ends, end)
+            texts, ends = [], []
+    if texts:
+        yield _join(tokenizer.encode_batch(texts), ends, end)
+
+
+def _join(pieces: list[NDArray[Any]], ends: list[bool], end: NDArray[Any]) -> NDArray[Any]:
+    """Concatenate pieces, with `end` after those that end a document."""
+    return np.concatenate([array for ids, ended in zip(pieces, ends, strict=True) for array in (ids, end)[: 1 + ended]])
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], n_tokens: int) -> None:
+    """Write the header of a `.npy` file at its beginning; NumPy leaves room in it for the length to grow."""
+    file.seek(0)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (n_tokens,)}
+    np.lib.format.write_array_header_1_0(file, header)
