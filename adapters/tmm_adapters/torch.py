@@ -1,0 +1,320 @@
+"""The Toeplitz MLP Mixer language model in PyTorch: layer, block and model, of standard modules.
+
+`tmm_core.lm` computes the same logits from the same parameters in array-API calls; `state_dict` has its names. The
+mathematics of token mixing is `tmm_core.mix_tokens`; everything else is `torch.nn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tmm_core import TMMConfig, lm, mix_tokens
+from tmm_core._exchange import share
+
+__all__ = ["MLP", "Block", "ContextFullError", "LanguageModel", "TokenMixing"]
+
+
+class ContextFullError(ValueError):
+    """Raised by `generate` when the position bias has no place for another token; `tokens` holds those so far."""
+
+    def __init__(self, message: str, tokens: Tensor) -> None:
+        """Keep the tokens beside the message."""
+        super().__init__(message)
+        self.tokens = tokens
+
+
+class TokenMixing(nn.Module):
+    """Project into heads, multiply each by its causal Toeplitz matrix, project back."""
+
+    def __init__(self, config: TMMConfig) -> None:
+        """Make the layer with parameters yet to be filled."""
+        super().__init__()
+        d = config.d_model
+        self.config = config
+        self.in_proj = nn.Linear(d, d) if config.has_projections else nn.Identity()
+        self.lags, self.bias = _filters(config)
+        if config.mix_layers == 2:
+            self.lags2, self.bias2 = _filters(config)
+        self.out_proj = nn.Linear(d, d, bias=config.out_proj_bias) if config.has_projections else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mixed tokens, of the shape of `x`."""
+        c = self.config
+        x = self.in_proj(x)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
+        x = mix_tokens(self.lags, x, self.bias, softplus=c.softplus, mean=c.mean)
+        if c.mix_layers == 2:
+            x = mix_tokens(self.lags2, F.silu(x), self.bias2, softplus=c.softplus, mean=c.mean)
+        return cast(Tensor, self.out_proj(x))
+
+
+class MLP(nn.Module):
+    """Mix the channels of each token."""
+
+    def __init__(self, config: TMMConfig) -> None:
+        """Make the layer with parameters yet to be filled."""
+        super().__init__()
+        self.up = nn.Linear(config.d_model, config.mlp_width)
+        self.activation = nn.SiLU() if config.activation == "silu" else nn.GELU(approximate="tanh")
+        self.down = nn.Linear(config.mlp_width, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the mixed channels, of the shape of `x`."""
+        x = self.activation(self.up(x))  # (b, n, d) -> (b, n, d_mlp)
+        return cast(Tensor, self.down(x))  # (b, n, d_mlp) -> (b, n, d)
+
+
+class Block(nn.Module):
+    """One residual block: channels and tokens, in the order of the configuration."""
+
+    def __init__(self, config: TMMConfig) -> None:
+        """Make the block with parameters yet to be filled."""
+        super().__init__()
+        self.mlp_first = config.order == "mlp_first"
+        self.mlp_norm = _norm(config)
+        self.mlp = MLP(config)
+        self.mix_norm = _norm(config)
+        self.mix = TokenMixing(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the residual stream after the block, of the shape of `x`."""
+        if self.mlp_first:
+            x = x + self.mlp(self.mlp_norm(x))
+        x = x + self.mix(self.mix_norm(x))
+        if not self.mlp_first:
+            x = x + self.mlp(self.mlp_norm(x))
+        return x
+
+
+class LanguageModel(nn.Module):
+    """The whole model: embedding, blocks, output projection.
+
+    Parameters
+    ----------
+    config : TMMConfig
+        The model.
+    seed : int or None
+        Seed of the initial parameters, which are those of `tmm_core.lm.init_params` on every framework; None leaves
+        the parameters on the `meta` device, without values.
+    """
+
+    # Hugging Face's Trainer reads these two: the loss takes `num_items_in_batch`, which counts labels after a shift.
+    accepts_loss_kwargs = True
+    loss_type = "ForCausalLM"
+
+    def __init__(self, config: TMMConfig, *, seed: int | None = 0) -> None:
+        """Make the model and its initial parameters."""
+        super().__init__()
+        # Not `self.config`: Trainer would assign its own fields to it.
+        self.tmm_config = config
+        device = torch.get_default_device()
+        with torch.device("meta"):  # shapes only: values come from one NumPy generator, not from torch's own
+            self.embed = nn.Embedding(config.vocab_size, config.d_model)
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+            self.final_norm = _norm(config) if config.final_norm else nn.Identity()
+            tied = config.tie_embeddings
+            self.unembed = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
+        frozen = lm.frozen_names(config)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        if seed is not None and device.type != "meta":
+            self._fill(lm.init_params(config, np.random.default_rng(seed)), device)
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any], config: TMMConfig) -> LanguageModel:
+        """Return the model with copies of `params`, arrays of any library under the names of `tmm_core.lm`.
+
+        Raises
+        ------
+        ValueError
+            If names or shapes are not those of `config`.
+        """
+        lm.check_params(params, config)
+        model = cls(config, seed=None)
+        model._fill(params, torch.get_default_device())
+        return model
+
+    def params(self) -> dict[str, Any]:
+        """Return copies of the parameters as NumPy arrays, for `tmm_core.lm`."""
+        state = self.state_dict()
+        return {name: share(state[name].cpu(), np).copy() for name in lm.parameter_shapes(self.tmm_config)}
+
+    def _fill(self, params: Mapping[str, Any], device: torch.device) -> None:
+        tensors = {
+            name: (p.detach() if isinstance(p, Tensor) else share(p, torch)).to(device, copy=True)
+            for name, p in params.items()
+        }
+        self.load_state_dict(tensors, assign=True)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the logits of the next token at every position, and the loss.
+
+        Parameters
+        ----------
+        input_ids : tensor of integers, (b, n)
+            Tokens.
+        labels : tensor of int64, (b, n), optional
+            Tokens to foretell, aligned with `input_ids` (position t foretells `labels[:, t + 1]`); -100 does not count.
+        attention_mask : tensor, (b, n), optional
+            All ones: masked tokens are refused, never ignored.
+        num_items_in_batch : int or tensor, optional
+            Divide the sum of the losses by this in place of the number of labels: the exact mean where gradients
+            of several batches are accumulated.
+
+        Returns
+        -------
+        dict
+            `logits`, (b, n, vocab_size), and with labels `loss`, () in float32 or above.
+
+        Raises
+        ------
+        ValueError
+            If a token is outside the vocabulary, the sequence is longer than the position bias, or the mask has
+            zeros. In compiled code a mask with zeros makes the logits NaN.
+        """
+        self._check(input_ids, attention_mask)
+        x = self.embed(input_ids)  # (b, n) -> (b, n, d)
+        for block in self.blocks:
+            x = block(x)
+        x = self.final_norm(x)
+        logits = F.linear(x, (self.embed if self.unembed is None else self.unembed).weight)  # (b, n, d) -> (b, n, V)
+        if attention_mask is not None and torch.compiler.is_compiling():
+            logits = torch.where(attention_mask.bool().all(), logits, torch.nan)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": _next_token_loss(logits, labels, num_items_in_batch), "logits": logits}
+
+    def _check(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
+        """Refuse what the model would misread; values only where looking at them costs no synchronisation."""
+        if input_ids.ndim != 2 or input_ids.is_floating_point():
+            raise ValueError(
+                f"input_ids must be integers of shape (batch, n), got {input_ids.dtype} {tuple(input_ids.shape)}"
+            )
+        if torch.compiler.is_compiling():
+            return
+        if attention_mask is not None and not bool(attention_mask.bool().all()):
+            raise ValueError(
+                "attention_mask has zeros, and masked tokens are not supported yet: "
+                "pack or cut the texts to one length, and pass no mask"
+            )
+        # On other devices the embedding checks the ids by itself, without waiting for them.
+        if input_ids.device.type == "cpu" and input_ids.numel() > 0:
+            least, most = map(int, input_ids.aminmax())
+            if least < 0 or most >= self.tmm_config.vocab_size:
+                raise ValueError(
+                    f"token {least if least < 0 else most} is outside the vocabulary of {self.tmm_config.vocab_size} "
+                    "tokens: were the text and the model made with the same tokenizer?"
+                )
+
+    @torch.no_grad()
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        generator: torch.Generator | None = None,
+        stop_token: int | None = None,
+        on_token: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Continue one sequence, token by token.
+
+        Parameters
+        ----------
+        input_ids : tensor of integers, (n,) or (1, n)
+            The prompt, of one token or more.
+        max_new_tokens : int
+            At most as many tokens are added.
+        temperature : float
+            Divides the logits; 0 takes the likeliest token each time.
+        top_p : float
+            Draw from the fewest tokens that together have this probability.
+        generator : torch.Generator, optional
+            The source of chance, on the model's device; torch's own by default.
+        stop_token : int, optional
+            Ends the sequence, and is its last token then.
+        on_token : callable, optional
+            Called with each new token.
+
+        Returns
+        -------
+        tensor, of the shape of `input_ids` with up to `max_new_tokens` more
+
+        Raises
+        ------
+        ContextFullError
+            If the position bias ends before `max_new_tokens`; it carries the tokens so far.
+        """
+        _check_sampling(input_ids, max_new_tokens, temperature, top_p)
+        tokens = input_ids.reshape(1, -1)  # (1, n)
+        for _ in range(max_new_tokens):
+            limit = self.tmm_config.max_len
+            if self.tmm_config.position_bias and self.tmm_config.n_layers and tokens.shape[1] > limit:
+                raise ContextFullError(
+                    f"the model's position bias ends at max_len={limit} tokens: ask for fewer tokens, shorten the "
+                    "prompt, or train with position_bias=False, which runs on",
+                    tokens.reshape((-1,) if input_ids.ndim == 1 else (1, -1)),
+                )
+            token = _draw(self(tokens)["logits"][0, -1], temperature, top_p, generator)
+            tokens = torch.cat([tokens, token.to(tokens.dtype).reshape(1, 1)], dim=1)  # (1, n + 1)
+            if on_token is not None:
+                on_token(int(token))
+            if stop_token is not None and int(token) == stop_token:
+                break
+        return tokens.reshape((-1,) if input_ids.ndim == 1 else (1, -1))
+
+
+def _filters(config: TMMConfig) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Return the lags of all heads, (h, k) or (h, m, k), and their position bias, (h, max_len)."""
+    h, m, k = config.heads, config.kernel_size, config.lags
+    lags = nn.Parameter(torch.empty((h, k) if m == 1 else (h, m, k)))
+    return lags, nn.Parameter(torch.empty(h, config.max_len)) if config.position_bias else None
+
+
+def _norm(config: TMMConfig) -> nn.Module:
+    """Return the configured norm; RMSNorm's own eps is the machine epsilon."""
+    return nn.RMSNorm(config.d_model) if config.norm == "rms" else nn.LayerNorm(config.d_model, eps=1e-5)
+
+
+def _next_token_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """Return the mean cross-entropy; the labels are shifted, not the logits, which would be copied."""
+    targets = F.pad(labels[:, 1:], (0, 1), value=lm.IGNORED)  # (b, n)
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=lm.IGNORED, reduction=reduction)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def _check_sampling(input_ids: Tensor, max_new_tokens: int, temperature: float, top_p: float) -> None:
+    if input_ids.numel() == 0 or input_ids.ndim not in (1, 2) or (input_ids.ndim == 2 and input_ids.shape[0] != 1):
+        raise ValueError(
+            f"input_ids must be one sequence with a token or more, (n,) or (1, n), got {tuple(input_ids.shape)}: "
+            "start from the end-of-text token where there is no prompt"
+        )
+    if max_new_tokens < 0 or temperature < 0 or not 0 < top_p <= 1:
+        raise ValueError(
+            f"expected max_new_tokens >= 0, temperature >= 0 and 0 < top_p <= 1, got {max_new_tokens=}, "
+            f"{temperature=} and {top_p=}"
+        )
+
+
+def _draw(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:
+    """Return one token, drawn from the likeliest that together have the probability `top_p`."""
+    if temperature == 0:
+        return logits.argmax()
+    p, ids = torch.softmax(logits.float() / temperature, dim=-1).sort(descending=True)  # (V,)
+    p = torch.where(p.cumsum(0) - p < top_p, p, 0)  # the first is always in
+    return ids[torch.multinomial(p, 1, generator=generator)]  # (1,)

@@ -1,0 +1,198 @@
+"""The language model, once, in array-API calls: its parameters, its logits and its loss.
+
+Every function takes the parameters as a flat mapping from names to arrays of one library; the names are the keys of
+the safetensors file. In float64 NumPy this is the oracle of the trainable models in `tmm_adapters`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from . import _maths
+from ._exchange import Array, is_traced, namespace_of
+from ._parameters import check_params, flops_per_token, frozen_names, init_params, parameter_shapes
+from .config import TMMConfig
+from .mixing import float32_at_least, mix_tokens
+
+__all__ = [
+    "IGNORED",
+    "check_params",
+    "flops_per_token",
+    "forward",
+    "frozen_names",
+    "init_params",
+    "loss",
+    "parameter_shapes",
+]
+
+IGNORED = -100
+"""The label of a token that the loss passes over."""
+
+Params = Mapping[str, Array]
+# The machine epsilon by name, for NumPy does not know that of bfloat16.
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def forward(params: Params, input_ids: Array, config: TMMConfig, *, backend: str | None = None) -> Array:
+    """Return the logits of the next token at every position.
+
+    Parameters
+    ----------
+    params : mapping of names to arrays
+        As `parameter_shapes` describes them, of one library and one floating dtype.
+    input_ids : array of integers, (..., n)
+        Tokens, of the same library.
+    config : TMMConfig
+        The model.
+    backend : str, optional
+        Who computes the Toeplitz products; see `tmm_core.use_backend`.
+
+    Returns
+    -------
+    array, (..., n, vocab_size)
+        In the dtype of the parameters; norms of half-precision values are computed in float32.
+
+    Raises
+    ------
+    ValueError
+        If a token is outside the vocabulary (in traced code its sequence becomes NaN), or the sequence is longer
+        than the position bias.
+
+    Notes
+    -----
+    O(n log n) time and O(n) memory in the length of the sequence. Source: arXiv 2605.06683, section 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+    >>> params = init_params(config, np.random.default_rng(0))
+    >>> forward(params, np.asarray([[1, 4, 2]]), config).shape
+    (1, 3, 5)
+    """
+    xp = namespace_of(params["embed.weight"], input_ids)
+    x = _embed(xp, params["embed.weight"], input_ids)  # (..., n, d)
+    mlp_first = config.order == "mlp_first"
+    for i in range(config.n_layers):
+        block = _part(params, f"blocks.{i}")
+        if mlp_first:
+            x = x + _mlp(xp, _part(block, "mlp"), _norm(xp, _part(block, "mlp_norm"), x, config), config)
+        x = x + _mix(xp, _part(block, "mix"), _norm(xp, _part(block, "mix_norm"), x, config), config, backend)
+        if not mlp_first:
+            x = x + _mlp(xp, _part(block, "mlp"), _norm(xp, _part(block, "mlp_norm"), x, config), config)
+    if config.final_norm:
+        x = _norm(xp, _part(params, "final_norm"), x, config)
+    unembed = params["embed.weight" if config.tie_embeddings else "unembed.weight"]
+    return xp.matmul(x, xp.matrix_transpose(unembed))  # (..., n, vocab_size)
+
+
+def loss(
+    params: Params, input_ids: Array, config: TMMConfig, *, labels: Array | None = None, backend: str | None = None
+) -> Array:
+    """Return the mean cross-entropy (nats) of each token given those before it.
+
+    Parameters
+    ----------
+    params, input_ids, config, backend
+        As in `forward`; `input_ids` has two positions or more.
+    labels : array of integers, of the shape of `input_ids`, optional
+        The tokens to foretell, `input_ids` unless given; position t foretells `labels[..., t + 1]`, and labels of
+        -100 do not count.
+
+    Returns
+    -------
+    array, ()
+        NaN if no label counts.
+    """
+    labels = input_ids if labels is None else labels
+    if tuple(labels.shape) != tuple(input_ids.shape) or input_ids.shape[-1] < 2:
+        raise ValueError(
+            f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
+            f"and {tuple(input_ids.shape)}"
+        )
+    xp = namespace_of(params["embed.weight"], labels)
+    logits = float32_at_least(xp, forward(params, input_ids, config, backend=backend)[..., :-1, :])
+    targets = labels[..., 1:]
+    counts = targets != IGNORED
+    known = _in_vocabulary(xp, xp.where(counts, targets, xp.zeros_like(targets)), config.vocab_size, "label")
+    top = xp.max(logits, axis=-1, keepdims=True)
+    log_total = xp.log(xp.sum(xp.exp(logits - top), axis=-1)) + top[..., 0]
+    ids = xp.cumulative_sum(xp.ones_like(logits[..., :1, :]), axis=-1) - 1  # 0, 1, … on the right device
+    hit = xp.astype(ids, targets.dtype) == targets[..., None]
+    chosen = xp.sum(xp.where(hit, logits, xp.zeros_like(logits)), axis=-1)
+    nats = xp.where(known, log_total - chosen, xp.full_like(chosen, math.nan))
+    nats = xp.where(counts, nats, xp.zeros_like(nats))
+    return xp.sum(nats) / xp.sum(xp.astype(counts, nats.dtype))
+
+
+def _embed(xp: ModuleType, table: Array, ids: Array) -> Array:
+    known = _in_vocabulary(xp, ids, table.shape[0], "token")
+    safe = xp.where(known, ids, xp.zeros_like(ids))
+    rows = xp.reshape(xp.take(table, xp.reshape(safe, (-1,)), axis=0), (*ids.shape, table.shape[1]))
+    return xp.where(known[..., None], rows, xp.full_like(rows, math.nan))
+
+
+def _mlp(xp: ModuleType, p: Params, x: Array, config: TMMConfig) -> Array:
+    """Return `down(activation(up(x)))`."""
+    return _linear(xp, _part(p, "down"), _ACTIVATIONS[config.activation](xp, _linear(xp, _part(p, "up"), x)))
+
+
+def _mix(xp: ModuleType, p: Params, x: Array, config: TMMConfig, backend: str | None) -> Array:
+    """Return `T x + bias` between its projections; with two layers `T2 silu(T1 x + bias1) + bias2`."""
+    options: dict[str, Any] = {"softplus": config.softplus, "mean": config.mean, "backend": backend}
+    if config.has_projections:
+        x = _linear(xp, _part(p, "in_proj"), x)
+    x = mix_tokens(p["lags"], x, p.get("bias"), **options)
+    if config.mix_layers == 2:
+        x = mix_tokens(p["lags2"], _silu(xp, x), p.get("bias2"), **options)
+    return _linear(xp, _part(p, "out_proj"), x) if config.has_projections else x
+
+
+def _norm(xp: ModuleType, p: Params, x: Array, config: TMMConfig) -> Array:
+    """Return x over its root mean square, or also less its mean, times the weight (plus the bias)."""
+    y = float32_at_least(xp, x)
+    if config.norm == "rms":
+        mean_square = xp.mean(y * y, axis=-1, keepdims=True)
+        y = y / xp.sqrt(mean_square + _EPS[_maths.result_dtype_name(x)]) * p["weight"]
+    else:
+        y = y - xp.mean(y, axis=-1, keepdims=True)
+        y = y / xp.sqrt(xp.mean(y * y, axis=-1, keepdims=True) + 1e-5) * p["weight"] + p["bias"]
+    return xp.astype(y, x.dtype, copy=False)
+
+
+def _linear(xp: ModuleType, p: Params, x: Array) -> Array:
+    y = xp.matmul(x, xp.matrix_transpose(p["weight"]))
+    return y + p["bias"] if "bias" in p else y
+
+
+def _silu(xp: ModuleType, x: Array) -> Array:
+    """Return `x / (1 + exp(-x))`, by tanh, which cannot overflow."""
+    return 0.5 * x * (1 + xp.tanh(0.5 * x))
+
+
+def _gelu_tanh(xp: ModuleType, x: Array) -> Array:
+    """Return the tanh approximation of `x * normal_cdf(x)`."""
+    return 0.5 * x * (1 + xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+
+
+def _part(params: Params, prefix: str) -> dict[str, Array]:
+    """Return the parameters under a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix + "."): p for name, p in params.items() if name.startswith(prefix + ".")}
+
+
+def _in_vocabulary(xp: ModuleType, ids: Array, size: int, what: str) -> Array:
+    """Return which ids are of the vocabulary; where values are known, refuse those that are not."""
+    known = (ids >= 0) & (ids < size)
+    if not is_traced(ids) and not bool(xp.all(known)):
+        least, most = int(xp.min(ids)), int(xp.max(ids))
+        raise ValueError(
+            f"{what} {least if least < 0 else most} is outside the vocabulary of {size} tokens (0 to {size - 1}): "
+            "were the text and the model made with the same tokenizer?"
+        )
+    return known

@@ -1,0 +1,162 @@
+"""Token mixing: a causal Toeplitz product with what the language models put around it."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from . import toeplitz
+from ._exchange import Array, namespace_of
+
+__all__ = ["mix_tokens"]
+
+
+def mix_tokens(
+    w: Array,
+    x: Array,
+    bias: Array | None = None,
+    /,
+    *,
+    softplus: bool = False,
+    mean: bool = False,
+    segment_ids: Array | None = None,
+    exact: bool = False,
+    backend: str | None = None,
+) -> Array:
+    """Mix the tokens of each sequence causally, one filter a head, and add a bias for each head and position.
+
+    With `l = softplus(w)` or `l = w`, and `p(t)` the position of `t` within its document:
+
+        y[..., t, :] = (T(l) x)[..., t, :] / sum_{j <= p(t)} l[head, j] + bias[head, p(t)]
+
+    where the division is part of the formula with `mean` only.
+
+    Parameters
+    ----------
+    w : array, (h, k), (h, m, k) or (k,)
+        Lags of `h` heads, with kernels over `m` channels; their `softplus` is used with `softplus`.
+    x : array, (..., n, d), or (n,) with a one-dimensional `w`
+        Channels of tokens; `h` divides `d`.
+    bias : array, (h, L) or (L,) with a one-dimensional `w`; L >= n
+        Added at each position.
+    softplus : bool
+        Take `log(1 + exp(w))` as the lags, which makes them positive.
+    mean : bool
+        Divide by the running sum of the lags, which makes each output a weighted mean of the inputs so far.
+    segment_ids : array of integers, broadcastable to (..., n), optional
+        Non-decreasing numbers of the documents packed into each row; nothing passes between documents.
+    exact : bool
+        Compute by direct sums, O(n^2), in place of transforms.
+    backend : str, optional
+        Who computes the product; see `tmm_core.use_backend`.
+
+    Returns
+    -------
+    array, of the shape and dtype of `x`
+        Whatever the dtype of the lags: float32 lags serve bfloat16 activations without loss.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no array, the libraries differ, or a dtype is not floating.
+    ValueError
+        If shapes do not fit, the bias has fewer positions than the sequence, or `mean` meets a kernel.
+
+    Notes
+    -----
+    The cost and the rounding error are those of `causal_toeplitz_matmul`, and O(n d) more. Beyond the last lag the
+    running sum stays at its last value, for the matrix is then banded. Source: arXiv 2605.06683, section 3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.asarray([[2.0], [4.0], [9.0]])
+    >>> mix_tokens(np.zeros((1, 3)), x, softplus=True, mean=True)[:, 0]  # equal lags: the running mean
+    array([2., 3., 5.])
+    """
+    xp = namespace_of(w, x, bias)
+    _check_bias(w, x, bias)
+    if mean and w.ndim == 3 and w.shape[1] > 1:
+        raise ValueError(
+            f"mean=True expects one row of lags a head, got w of shape {tuple(w.shape)}: "
+            "rows of a kernel have no common sum; pass w as (h, k), or mean=False"
+        )
+    if softplus or mean:
+        w = float32_at_least(xp, w)
+    if softplus:
+        w = _softplus(xp, w)
+    y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, exact=exact, backend=backend)
+    if mean or bias is not None:
+        heads, (n, d) = _heads(w), x.shape[-2:] if x.ndim > 1 else (*x.shape, 1)
+        positions = None if segment_ids is None else _positions(xp, segment_ids, n)
+        by_head = xp.reshape(y, (*x.shape[:-2], n, heads, d // heads))  # (..., n, h, d/h)
+        if mean:
+            by_head = by_head / _at(xp, _running_sums(xp, w, heads, n), positions, n)
+        if bias is not None:
+            by_head = by_head + _at(xp, xp.reshape(bias, (heads, bias.shape[-1])), positions, n)
+        y = xp.reshape(by_head, x.shape)
+    # Only now: in float16 the sums that a mean divides by may be too large.
+    return xp.astype(y, x.dtype, copy=False)
+
+
+def _heads(w: Array) -> int:
+    return int(w.shape[0]) if w.ndim > 1 else 1
+
+
+def _check_bias(w: Array, x: Array, bias: Array | None) -> None:
+    """Refuse a bias that lacks a head or a position; the product checks its own arguments."""
+    if bias is None or not 1 <= w.ndim <= 3 or x.ndim == 0:
+        return
+    expected = (_heads(w),) if w.ndim > 1 else ()
+    if tuple(bias.shape[:-1]) != expected or bias.ndim == 0:
+        raise ValueError(
+            f"bias must have the shape {(*expected, 'L')}, a row for each head of w, and has {tuple(bias.shape)}"
+        )
+    n = x.shape[0 if x.ndim == 1 else -2]
+    if bias.shape[-1] < n:
+        raise ValueError(
+            f"the sequence has {n} positions and the position bias only max_len={bias.shape[-1]}: "
+            "pass a shorter sequence, or use a model without position bias (position_bias=False), which runs on"
+        )
+
+
+def float32_at_least(xp: ModuleType, a: Array) -> Array:
+    """Return half-precision values as float32, others as they are."""
+    return xp.astype(a, xp.float32) if str(a.dtype).endswith("float16") else a
+
+
+def _softplus(xp: ModuleType, a: Array) -> Array:
+    """Return `log(1 + exp(a))`, which no `a` overflows, with the gradient `1 / (1 + exp(-a))` everywhere."""
+    return xp.logaddexp(a, xp.zeros_like(a))
+
+
+def _running_sums(xp: ModuleType, w: Array, heads: int, n: int) -> Array:
+    """Return `sum_{j <= t} w[head, j]`, of shape (h, n); lags that a short filter lacks are zeros."""
+    rows = xp.reshape(w, (heads, w.shape[-1]))[:, :n]
+    missing = n - rows.shape[1]
+    if missing > 0:
+        rows = xp.concat([rows, xp.broadcast_to(xp.zeros_like(rows[:, :1]), (heads, missing))], axis=1)
+    return xp.cumulative_sum(rows, axis=1)
+
+
+def _positions(xp: ModuleType, segment_ids: Array, n: int) -> Array:
+    """Return the position of each token within its document, (..., n) with as many axes as `segment_ids`."""
+    segment_ids = xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], n))
+    ones = xp.ones_like(segment_ids)
+    index = xp.cumulative_sum(ones, axis=-1) - ones
+    new = segment_ids[..., 1:] != segment_ids[..., :-1]
+    start = xp.where(new, index[..., 1:], xp.zeros_like(index[..., 1:]))
+    start = xp.concat([xp.zeros_like(index[..., :1]), start], axis=-1)[..., :n]
+    # The latest start so far is a running maximum, which the array API lacks: by doubling, in log2(n) steps.
+    step = 1
+    while step < n:
+        start = xp.concat([start[..., :step], xp.maximum(start[..., step:], start[..., :-step])], axis=-1)
+        step *= 2
+    return index - start
+
+
+def _at(xp: ModuleType, table: Array, positions: Array | None, n: int) -> Array:
+    """Return `table`, of shape (h, L), at each position, as (..., n, h, 1), to meet (..., n, h, d/h)."""
+    if positions is None:
+        return xp.matrix_transpose(table[:, :n])[..., None]
+    taken = xp.take(table, xp.reshape(positions, (-1,)), axis=1)
+    return xp.reshape(xp.matrix_transpose(taken), (*positions.shape, table.shape[0], 1))
