@@ -112,7 +112,7 @@ class NGramModel:
         for length in range(_LONGEST, 0, -1):
             self._levels.insert(0, (_Level.of(grams, occurrences), _Level.of(grams, predecessors)))
             grams, suffix = np.unique(grams & ((1 << 8 * (length - 1)) - 1), return_inverse=True)
-            occurrences = np.bincount(suffix, occurrences)
+            occurrences = np.bincount(suffix, occurrences).astype(np.float64)
             predecessors = np.bincount(suffix).astype(np.float64)
 
     @classmethod
@@ -173,8 +173,11 @@ def _grams(part: Part) -> Iterator[NDArray[np.uint32]]:
     before = END_BYTE * (_LONGEST - 1)
     for chunk in part.chunks(_CHUNK):
         data = before + chunk
-        symbols = np.frombuffer(data, np.uint8).astype(np.uint32)
-        yield symbols[:-3] << 24 | symbols[1:-2] << 16 | symbols[2:-1] << 8 | symbols[3:]
+        grams = np.zeros(len(chunk), np.uint32)
+        for place in range(_LONGEST):
+            grams <<= np.uint32(8)
+            grams |= np.frombuffer(data, np.uint8, len(chunk), place)
+        yield grams
         before = data[-(_LONGEST - 1) :]
 
 
