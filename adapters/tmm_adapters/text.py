@@ -96,7 +96,7 @@ class Text:
             training, held_out = self._split_documents(every, held_out_bytes)
             if held_out.n_documents >= _FEW and held_out.n_bytes >= at_least:
                 return training, held_out
-        return self._split_tail(min(max(self.size // _ONE_IN, at_least), held_out_bytes, self.size // 2))
+        return self._split_tail(min(max(self.n_bytes // _ONE_IN, at_least), held_out_bytes, self.n_bytes // 2))
 
     def _split_documents(self, every: int, limit: int) -> tuple[Part, Part]:
         """Hold out documents `every // 2`, `every // 2 + every`, … as far as they fit within `limit` bytes."""
@@ -113,8 +113,9 @@ class Text:
         rest = tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
         return Part(self, rest, self.n_documents - len(spans)), Part(self, tuple(spans), len(spans))
 
-    def _split_tail(self, size: int) -> tuple[Part, Part]:
-        """Hold out about the last `size` bytes, from the beginning of a line where one is near, else of a character."""
+    def _split_tail(self, limit: int) -> tuple[Part, Part]:
+        """Hold out the last `limit` bytes or a few less, from the beginning of a line or of a character."""
+        size = limit + 1  # the last byte ends a document
         with self.path.open("rb") as file:
             file.seek(self.size - size)
             tail = file.read(size)
@@ -125,7 +126,7 @@ class Text:
         n_ends = tail.count(END_BYTE, begin)
         cut = self.size - size + begin
         if cut == 0 or size - begin <= n_ends:
-            raise ValueError(f"a text of {self.n_bytes} bytes is too short to hold some of it out: add text")
+            raise ValueError(f"{limit} bytes cannot be held out of a text of {self.n_bytes} bytes: add text")
         return Part(self, ((0, cut),), self.n_documents - n_ends), Part(self, ((cut, self.size),), n_ends)
 
     def _ends(self) -> Iterator[int]:
@@ -188,7 +189,8 @@ class Part:
                 yield document.decode(), True
             if len(rest) >= size:
                 cut = _word_end(rest)
-                yield rest[:cut].decode(), False
+                if cut:
+                    yield rest[:cut].decode(), False
                 rest = rest[cut:]
         if rest:
             yield rest.decode(), False
@@ -294,6 +296,6 @@ def _word_end(data: bytes) -> int:
     if match:
         return match.end()
     cut = len(data) - 1
-    while cut > 1 and 0x80 <= data[cut] < 0xC0:
+    while cut > 0 and 0x80 <= data[cut] < 0xC0:
         cut -= 1
     return cut

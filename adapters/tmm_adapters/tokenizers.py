@@ -154,18 +154,20 @@ class SubwordTokenizer:
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Yield the text of `ids` as it becomes readable: a character only when all of its tokens have come."""
-        context: list[int] = []  # the tokens shown last: some decoders treat the first word of a text differently
-        waiting: list[int] = []
+        recent: list[int] = []  # decoded again with what follows: some decoders treat the first word differently
+        new: list[int] = []
+        shown = 0  # characters of `recent` and `new` that were yielded
         for token in ids:
-            waiting.append(token)
-            text = self.decode(context + waiting)[len(self.decode(context)) :]
-            # A character has at most four bytes: after as many tokens, U+FFFD is there to stay.
-            broken = text.endswith("\ufffd")
-            if text and not (broken and len(waiting) < 4):
-                yield text
-                context, waiting = [] if broken else waiting, []
-        if text := self.decode(context + waiting)[len(self.decode(context)) :]:
-            yield text
+            new.append(token)
+            text = self.decode(recent + new)
+            readable = text.removesuffix("\ufffd")  # tokens to come may complete the last character
+            if len(readable) > shown:
+                yield readable[shown:]
+                shown = len(readable)
+                if readable == text:
+                    recent, new = new, []
+                    shown = len(self.decode(recent))
+        yield from filter(None, [self.decode(recent + new)[shown:]])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `tokenizer.json` into `folder`."""
