@@ -1,0 +1,433 @@
+"""Causal Toeplitz products on arrays of any library: checks, choice of backend, one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _maths, _registry
+from ._exchange import Array, library_of, namespace_of
+
+__all__ = [
+    "causal_toeplitz",
+    "causal_toeplitz_correlate",
+    "causal_toeplitz_inverse",
+    "causal_toeplitz_matmul",
+    "causal_toeplitz_solve",
+    "toeplitz_matmul",
+]
+
+LEAF = 32
+"""Length up to which `causal_toeplitz_solve` substitutes forward."""
+
+
+def causal_toeplitz(w: Array, n: int) -> Array:
+    """Return the lower-triangular Toeplitz matrices with first column `w`.
+
+        T[t, s] = w[t - s] for 0 <= t - s < k, else 0
+
+    Parameters
+    ----------
+    w : array, (k,), (h, k) or (h, m, k), floating
+        Lags; fewer than `n` give a banded matrix, more are unused.
+    n : int
+        Rows and columns.
+
+    Returns
+    -------
+    array, (n, n), (h, n, n) or (h, m, n, n), of `w`'s dtype
+
+    Raises
+    ------
+    TypeError
+        If `w` is no floating array.
+    ValueError
+        If `w` has no lags or `n` is negative.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> causal_toeplitz(np.asarray([1.0, 2.0, 3.0]), 3)
+    array([[1., 0., 0.],
+           [2., 1., 0.],
+           [3., 2., 1.]])
+    """
+    _check_filter("w", w, (1, 2, 3))
+    _check_count("n", n, 0)
+    return _maths.toeplitz_block(w, (0, n), (0, n))
+
+
+def causal_toeplitz_matmul(
+    w: Array,
+    x: Array,
+    /,
+    *,
+    adjoint: bool = False,
+    exact: bool = False,
+    segment_ids: Array | None = None,
+    backend: str | None = None,
+) -> Array:
+    """Multiply by a causal Toeplitz matrix in O(n log n), or by its adjoint.
+
+        y[..., t, c] = sum_{i<m} sum_{j <= min(t, k-1)} w[head(c), i, j] * x[..., t-j, c-(m-1)+i]
+
+    Channels outside the head, and positions in another segment, are read as zero. The adjoint is `T(w)^H x`.
+
+    Parameters
+    ----------
+    w : array, (k,), (h, k) or (h, m, k), floating
+        Lags of `h` filters over `m` neighbouring channels; fewer than n mean a banded matrix, more are unused.
+    x : array, (..., n, d), floating
+        Signals: time on axis -2, channels last, `h` dividing `d`. With `w` of shape `(k,)` also `(n,)`.
+    adjoint : bool
+        Multiply by the conjugate transpose, which is anti-causal.
+    exact : bool
+        Sum directly: no bit of an output depends on a later input, at a cost of O(n^2).
+    segment_ids : array, broadcastable to (..., n), integer, non-decreasing
+        Documents packed into one row; they do not see each other, and not one bit passes between them.
+    backend : str, optional
+        Who computes; by default what `use_backend`, `TMM_BACKEND` or `auto` chooses. Never changes the meaning.
+
+    Returns
+    -------
+    array, of x's shape
+        In the namespace and on the device of `x`, of the dtype that `w` and `x` promote to.
+
+    Raises
+    ------
+    TypeError
+        If the arrays are no floating arrays of one library.
+    ValueError
+        If shapes do not fit, the arrays are on different devices, or `segment_ids` decrease (NaN in traced code).
+    LookupError
+        If the backend is unknown or not installed.
+
+    Notes
+    -----
+    Cost per channel: O(n log n) time, O(n) memory; with segments about four times that. float16 and bfloat16 are
+    computed in float32.
+
+    Error per channel, against exact arithmetic: at most `c * eps * log2(n) * ||w||_2 * ||x||_2` with c = 2
+    (`tmm_core.testing.ERROR_CONSTANT`), where the norms are those of the filter and of the channels that it reads.
+
+    A non-finite `x` at t makes NaN of its channel and its kernel's neighbours on `[t, t + k)`, a non-finite lag j
+    makes NaN of its head from j on; all else is as if the entry were zero.
+
+    Right-angle convolution for reals, arXiv 2605.06683 for the mixer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> causal_toeplitz_matmul(np.asarray([1.0, 10.0]), np.asarray([1.0, 2.0, 3.0]))
+    array([ 1., 12., 23.])
+    """
+    xp = _same_place(w=w, x=x, segment_ids=segment_ids)
+    _check_filter("w", w, (1, 2, 3))
+    _check_signal("x", x, vector=w.ndim == 1)
+    shape = x.shape
+    if w.ndim < 3:
+        w = w[None, None, :] if w.ndim == 1 else w[:, None, :]
+    if x.ndim == 1:
+        x = x[:, None]
+    _check_heads("w's first axis", w.shape[0], x.shape[-1])
+    ids = _segments(xp, segment_ids, x)
+    y = _registry.compute("matmul", w, x, segment_ids=ids, backend=backend, adjoint=adjoint, exact=exact)
+    return xp.reshape(y, shape)
+
+
+def causal_toeplitz_correlate(
+    x: Array,
+    g: Array,
+    /,
+    *,
+    lags: int,
+    heads: int = 1,
+    kernel: int = 1,
+    exact: bool = False,
+    segment_ids: Array | None = None,
+    backend: str | None = None,
+) -> Array:
+    """Return the gradient of `<g, T(w) x>` for `w`: the correlation of outputs with inputs.
+
+        c[i, j] = sum_{..., t, c in head} g[..., t, c] * conj(x[..., t-j, c-(m-1)+i])
+
+    Parameters
+    ----------
+    x : array, (..., n, d) or (n,), floating
+        Inputs of the product.
+    g : array, of x's shape, floating
+        Weights of its outputs.
+    lags, heads, kernel : int
+        The filter's shape; lags beyond the length are zero.
+    exact, segment_ids, backend
+        As for `causal_toeplitz_matmul`.
+
+    Returns
+    -------
+    array, (heads, lags), or (heads, kernel, lags) where kernel > 1, or (lags,) for one-dimensional x and g
+
+    Raises
+    ------
+    TypeError, ValueError, LookupError
+        As `causal_toeplitz_matmul`.
+
+    Notes
+    -----
+    Cost: O(n log n) for each row and channel. Error, against exact arithmetic: at most
+    `c * eps * log2(n) * sum ||x||_2 ||g||_2`, the sum over the pairs of rows and channels that meet in an entry,
+    with the constant c of the product.
+
+    A non-finite `x` makes NaN of the lags up to its distance from the end (of its document), a non-finite `g` of
+    those up to its distance from the start.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> causal_toeplitz_correlate(np.asarray([1.0, 2.0]), np.asarray([3.0, 4.0]), lags=3)
+    array([11.,  4.,  0.])
+    """
+    xp = _same_place(x=x, g=g, segment_ids=segment_ids)
+    for name, value in (("lags", lags), ("heads", heads), ("kernel", kernel)):
+        _check_count(name, value, 1)
+    vector = x.ndim == 1
+    _check_signal("x", x, vector=True)
+    _check_signal("g", g, vector=True)
+    if x.shape != g.shape:
+        raise ValueError(f"g must have x's shape {tuple(x.shape)}, and has {tuple(g.shape)}: broadcast it first")
+    if vector:
+        x, g = x[:, None], g[:, None]
+    _check_heads("heads", heads, x.shape[-1])
+    ids = _segments(xp, segment_ids, x)
+    c = _registry.compute(
+        "correlate", x, g, segment_ids=ids, backend=backend, lags=lags, heads=heads, kernel=kernel, exact=exact
+    )
+    if vector and kernel == 1:
+        return xp.reshape(c, (lags,))
+    return c if kernel > 1 else xp.reshape(c, (heads, lags))
+
+
+def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: str | None = None) -> Array:
+    """Multiply by a general, rectangular Toeplitz matrix in O(n log n).
+
+        y[..., s, c] = sum_t (column[h, s - t] if s >= t else row[h, t - s]) * x[..., t, c]
+
+    Parameters
+    ----------
+    column : array, (p,) or (h, p), floating
+        First columns of `h` matrices.
+    row : array, (q,) or (h, q), floating, or None
+        First rows; `row[..., 0]` is ignored. None means `conj(column)`, a Hermitian matrix.
+    x : array, (..., q, d), floating
+        Signals; head i owns the channels `[i*d/h, (i+1)*d/h)`. With one-dimensional column and row also `(q,)`.
+    backend : str, optional
+        As for `causal_toeplitz_matmul`.
+
+    Returns
+    -------
+    array, (..., p, d), or (p,) for one-dimensional x
+
+    Raises
+    ------
+    TypeError, ValueError, LookupError
+        As `causal_toeplitz_matmul`.
+
+    Notes
+    -----
+    The causal product with `column` plus the adjoint product with `conj(row)`, both of length n = max(p, q); cost and
+    error are those of the two. Serves what `scipy.linalg.matmul_toeplitz` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> toeplitz_matmul(np.asarray([1.0, 2.0]), np.asarray([1.0, 3.0, 4.0]), np.asarray([1.0, 1.0, 1.0]))
+    array([8., 6.])
+    """
+    xp = _same_place(column=column, row=row, x=x)
+    _check_filter("column", column, (1, 2))
+    row = _conj(column) if row is None else row
+    _check_filter("row", row, (1, 2))
+    _check_signal("x", x, vector=column.ndim == 1)
+    if column.shape[:-1] != row.shape[:-1]:
+        raise ValueError(
+            f"column and row must have equally many heads, and are {tuple(column.shape)} and {tuple(row.shape)}"
+        )
+    p, q = column.shape[-1], row.shape[-1]
+    time = max(x.ndim - 2, 0)
+    if x.shape[time] != q:
+        raise ValueError(f"x must have as many times as row has entries, {q}, and is {tuple(x.shape)}")
+    if p > q:
+        rest = xp.zeros((*x.shape[:time], p - q, *x.shape[time + 1 :]), dtype=x.dtype, device=_maths.device_of(x))
+        x = xp.concat([x, rest], axis=time)
+    above = xp.concat([xp.zeros_like(row[..., :1]), _conj(row[..., 1:])], axis=-1)
+    y = causal_toeplitz_matmul(column, x, backend=backend)
+    y = y + causal_toeplitz_matmul(above, x, adjoint=True, backend=backend)
+    return y[:p] if x.ndim == 1 else y[..., :p, :]
+
+
+def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
+    """Return x with `T(w) x = y`, by halving: O(n log^2 n).
+
+    Parameters
+    ----------
+    w : array, (k,) or (h, k), floating
+        Lags of `h` filters, with `w[..., 0]` not zero.
+    y : array, (..., n, d), floating, `h` dividing d
+        Right-hand sides. With `w` of shape `(k,)` also `(n,)`.
+
+    Returns
+    -------
+    array, of y's shape and of the dtype that `w` and `y` promote to
+
+    Raises
+    ------
+    TypeError, LookupError
+        As `causal_toeplitz_matmul`.
+    ValueError
+        If shapes do not fit, `w` has a kernel axis, or some `w[..., 0]` is zero (NaN or inf in traced code).
+
+    Notes
+    -----
+    The first half of x comes from the first half of y; its product with `w` then leaves an equation of half the
+    length. Only products and small dense solves, so it differentiates where its products do. The error is that of the
+    products times the condition number of `T(w)`. Newton's iteration on the lags would be unstable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> causal_toeplitz_solve(np.asarray([1.0, 10.0]), np.asarray([1.0, 12.0, 23.0]))
+    array([1., 2., 3.])
+    """
+    xp = _same_place(w=w, y=y)
+    if w.ndim == 3:
+        raise ValueError(
+            "w must be (k,) or (h, k), and has a kernel axis: a filter over several channels is not solved here"
+        )
+    _check_filter("w", w, (1, 2))
+    _check_signal("y", y, vector=w.ndim == 1)
+    shape = y.shape
+    w = w[None, :] if w.ndim == 1 else w
+    y = y[:, None] if y.ndim == 1 else y
+    _check_heads("w's first axis", w.shape[0], y.shape[-1])
+    if _maths.values_known(w) and bool(xp.any(w[:, 0] == 0)):
+        raise ValueError("w[..., 0] must not be zero: the matrix has no inverse")
+    dtype, (w, y) = _maths.computed_in(w, y)
+    if 0 in shape:
+        return xp.astype(y, dtype, copy=True)
+    return xp.reshape(xp.astype(_solve(w, y), dtype, copy=False), shape)
+
+
+def _solve(w: Array, y: Array) -> Array:
+    """Return the solution for `w` of shape `(h, k)`, `y` of shape `(..., n, d)`."""
+    xp = namespace_of(w, y)
+    n = y.shape[-2]
+    if n <= LEAF:
+        return _maths.solve_directly(w, y)
+    half = LEAF
+    while 2 * half < n:
+        half *= 2
+    first = _solve(w, y[..., :half, :])
+    rest = y[..., half:, :]
+    seen = causal_toeplitz_matmul(w, xp.concat([first, xp.zeros_like(rest)], axis=-2))[..., half:, :]
+    return xp.concat([first, _solve(w, rest - seen)], axis=-2)
+
+
+def causal_toeplitz_inverse(w: Array, n: int) -> Array:
+    """Return the first n lags of the inverse: `T(causal_toeplitz_inverse(w, n)) T(w) = 1`.
+
+    Parameters
+    ----------
+    w : array, (k,) or (h, k), floating
+        Lags, with `w[..., 0]` not zero.
+    n : int
+        Lags of the result; an inverse has infinitely many.
+
+    Returns
+    -------
+    array, (n,) or (h, n), of w's dtype
+
+    Raises
+    ------
+    TypeError, ValueError, LookupError
+        As `causal_toeplitz_solve`.
+
+    Notes
+    -----
+    Solves for the unit vector; cost and error are those of `causal_toeplitz_solve`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> causal_toeplitz_inverse(np.asarray([1.0, -1.0]), 4)
+    array([1., 1., 1., 1.])
+    """
+    _check_count("n", n, 0)
+    xp = _same_place(w=w)
+    _check_filter("w", w, (1, 2))
+    heads = w.shape[0] if w.ndim == 2 else 1
+    times = xp.arange(n, device=_maths.device_of(w))
+    unit = xp.astype(xp.broadcast_to((times == 0)[:, None], (n, heads)), w.dtype)
+    v = causal_toeplitz_solve(w, unit)
+    return v[:, 0] if w.ndim == 1 else xp.permute_dims(v, (1, 0))
+
+
+# Checks --------------------------------------------------------------------------------------------------------------
+
+
+def _same_place(**arrays: Array | None) -> Any:
+    """Return the namespace of the arrays, which must be of one library and on one device."""
+    xp = namespace_of(*arrays.values())
+    devices = {name: _maths.device_of(array) for name, array in arrays.items() if array is not None}
+    # JAX places arrays over several devices and refuses by itself those that do not fit.
+    if library_of(next(iter(arrays.values()))) != "jax" and len(set(map(str, devices.values()))) > 1:
+        places = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"expected arrays on one device, got {places}: move them to one")
+    return xp
+
+
+def _check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
+    _maths.result_dtype_name(w)
+    if w.ndim not in ndims or 0 in w.shape:
+        shapes = " or ".join({1: "(k,)", 2: "(h, k)", 3: "(h, m, k)"}[ndim] for ndim in ndims)
+        raise ValueError(f"{name} must be {shapes} with at least one of each, and is {tuple(w.shape)}")
+
+
+def _check_signal(name: str, x: Array, *, vector: bool) -> None:
+    _maths.result_dtype_name(x)
+    if x.ndim < 2 and not (vector and x.ndim == 1):
+        also = " or (n,)" if vector else "; (n,) goes with a one-dimensional filter"
+        raise ValueError(f"{name} must be (..., n, d){also}, and is {tuple(x.shape)}")
+
+
+def _check_heads(name: str, heads: int, channels: int) -> None:
+    if channels % heads:
+        raise ValueError(
+            f"{name}, {heads} heads, must divide the {channels} channels: every head owns as many channels"
+        )
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def _segments(xp: Any, segment_ids: Array | None, x: Array) -> Array | None:
+    """Return `segment_ids` for each position of `x`, checked."""
+    if segment_ids is None:
+        return None
+    if not xp.isdtype(segment_ids.dtype, "integral"):
+        raise TypeError(f"segment_ids must be integers, not {segment_ids.dtype}: they number documents")
+    try:
+        ids = xp.broadcast_to(segment_ids, x.shape[:-1])
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"segment_ids must broadcast to {tuple(x.shape[:-1])}, one a position, and are {tuple(segment_ids.shape)}"
+        ) from error
+    if _maths.values_known(ids) and bool(xp.any(_maths.unsorted(ids))):
+        raise ValueError("segment_ids must not decrease along time: number documents in their order in the row")
+    return ids
+
+
+def _conj(a: Array) -> Array:
+    xp = namespace_of(a)
+    return xp.conj(a) if xp.isdtype(a.dtype, "complex floating") else a
