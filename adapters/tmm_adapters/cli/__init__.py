@@ -1,0 +1,55 @@
+"""The command line `tmm`: one file a command; what it needs is imported when it runs, so `tmm --help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from . import backends, convert, eval, generate, train
+from .errors import report_error
+
+__all__ = ["main"]
+
+COMMANDS = (train, generate, eval, convert, backends)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `tmm` with the arguments `argv`, those of the process unless given, and return its exit code.
+
+    0: done; 1: the machine failed (a full disk, a bug); 2: bad input; 130 and 143: stopped by Ctrl-C and by SIGTERM.
+    """
+    # Torch's and Numba's thread pools fight over the cores unless idle threads sleep; read when the libraries load.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    arguments = build_parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("\ntmm: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader, such as `head`, has gone; without this Python complains once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        if arguments.debug:
+            raise
+        return report_error(error)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands; each adds its own by `add_parser` and sets `run`."""
+    debug = "show the traceback of an error"
+    parser = argparse.ArgumentParser(
+        prog="tmm", description="Toeplitz MLP Mixer: train language models, sample from them, measure and convert them."
+    )
+    parser.add_argument("--debug", action="store_true", help=debug)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add_parser(commands)
+    for sub in commands.choices.values():
+        sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=debug)
+    return parser

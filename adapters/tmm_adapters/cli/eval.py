@@ -1,0 +1,73 @@
+"""`tmm eval`: what a text costs a model, beside what it costs others."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..training.runs import model_folder, run_of
+from .model_options import add_model_options
+
+if TYPE_CHECKING:
+    from ..text import Part
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to `tmm`."""
+    parser = commands.add_parser(
+        "eval",
+        help="measure what a text costs a model, in bits per byte",
+        description="Measure what a text costs a model in bits per byte, and what it costs n-grams of the "
+        "run's training text and zlib. Each token is predicted once, from at least half a context before it.",
+    )
+    add_model_options(parser)
+    parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help="the text, each file one document")
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="contexts computed at a time (default: 8)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a table, the cheapest first."""
+    if arguments.batch < 1:
+        raise ValueError(f"--batch must be at least 1, and is {arguments.batch}")
+    folder = model_folder(arguments.dir)
+    from ..documents import read_documents
+    from ..folder import load_model
+    from ..text import write_text
+    from ..tokens import TokenWindows, bits_per_byte, write_tokens
+    from ..training.measure import held_out_nats
+
+    documents = read_documents(arguments.text)
+    model, tokenizer = load_model(folder, device=arguments.device)
+    context = model.tmm_config.max_len
+    with tempfile.TemporaryDirectory() as scratch:
+        text = write_text(documents, Path(scratch, "text"))
+        part = text.whole()
+        tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
+        windows = TokenWindows(tokens, min(context, len(tokens)), fresh=max(1, min(context, len(tokens)) // 2))
+        nats = held_out_nats(model, windows, batch=arguments.batch)
+        costs = {"this model": bits_per_byte(nats, part), **_others(folder, part)}
+        del windows, tokens  # the mapped file must be closed before Windows can remove it
+    print(f"{part.n_bytes:,} bytes, {part.n_documents:,} documents, sha256 {text.sha256[:16]}; model {folder}")
+    for name, cost in sorted(costs.items(), key=lambda item: item[1]):
+        print(f"  {name:<12} {cost:.4f} bits per byte")
+    return 0
+
+
+def _others(folder: Path, part: Part) -> dict[str, float]:
+    """Return the yardsticks: n-grams need the training text of a run, zlib does not."""
+    run = run_of(folder)
+    if run is None:
+        compressor = zlib.compressobj(9)
+        size = sum(len(compressor.compress(chunk)) for chunk in part.chunks()) + len(compressor.flush())
+        return {"zlib": 8 * size / part.n_bytes}
+    from ..text import open_text
+    from ..yardsticks import yardsticks
+
+    training, _ = open_text(run.data / "text").split(run.description["source"]["held_out_bytes"])
+    return yardsticks(training, part)

@@ -1,0 +1,68 @@
+"""Options of the command line made from the fields of a dataclass: name, type, choices, and docstring as help."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Collection
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+__all__ = ["add_fields", "given_fields"]
+
+
+def add_fields(parser: argparse._ActionsContainer, cls: type, *, skip: Collection[str] = ()) -> None:
+    """Add one option for each field of the dataclass `cls`; an option that is not given leaves no trace.
+
+    A `bool` becomes `--name` and `--no-name`, a `Literal` a choice; underscores become dashes.
+    """
+    hints, notes = get_type_hints(cls), field_docstrings(cls)
+    for field in dataclasses.fields(cls):
+        if field.name in skip:
+            continue
+        default = "" if field.default is None else f" (default: {field.default})"
+        help_text = (notes.get(field.name, "") + default).replace("%", "%%").replace("`", "")
+        parser.add_argument(
+            "--" + field.name.replace("_", "-"),
+            dest=field.name,
+            default=argparse.SUPPRESS,
+            help=help_text,
+            **_argument(hints[field.name]),
+        )
+
+
+def given_fields(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
+    """Return the fields of `cls` that the user gave."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def field_docstrings(cls: type) -> dict[str, str]:
+    """Return the string literals that follow the fields of `cls`, read from its source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    found: dict[str, str] = {}
+    name = None
+    for node in getattr(body, "body", []):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name is not None:
+            found[name] = " ".join(str(node.value.value).split())
+            name = None
+        else:
+            name = None
+    return found
+
+
+def _argument(hint: Any) -> dict[str, Any]:
+    """Return what argparse needs to read a value of the type `hint`."""
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        return {"choices": choices, "type": type(choices[0])}
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    metavar = {int: "N", float: "X", str: "NAME"}[kinds[0]]
+    return {"type": kinds[0], "metavar": metavar}

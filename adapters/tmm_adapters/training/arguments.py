@@ -1,0 +1,82 @@
+"""Options of a run as the arguments of Hugging Face's Trainer, and what the processes of `torchrun` do together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from transformers import TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
+
+from .options import TrainingOptions
+
+__all__ = ["UNKNOWN_STEPS", "in_first_process", "training_arguments"]
+
+UNKNOWN_STEPS = 1 << 31
+"""The Trainer's number of steps while minutes have not become steps yet."""
+
+T = TypeVar("T")
+
+
+def training_arguments(options: TrainingOptions) -> TrainingArguments:
+    """Return the Trainer's arguments; the processes of `torchrun`, if any, have found each other afterwards.
+
+    Raises
+    ------
+    ValueError
+        If the device, or a service to report to, is not available.
+    """
+    available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+    if options.device in available and not available[options.device]():
+        raise ValueError(f"--device {options.device} is not available on this machine: leave it out, or take cpu")
+    arguments = TrainingArguments(
+        output_dir="",  # the run's, as soon as there is one
+        per_device_train_batch_size=options.batch,
+        gradient_accumulation_steps=options.accumulate,
+        max_steps=options.steps or UNKNOWN_STEPS,
+        learning_rate=options.learning_rate,
+        weight_decay=options.weight_decay,
+        adam_beta1=options.beta1,
+        adam_beta2=options.beta2,
+        max_grad_norm=options.clip,
+        bf16=options.precision == "bfloat16",
+        use_cpu=options.device == "cpu",
+        torch_compile=options.compile,
+        seed=options.seed,
+        report_to=_services(options.report_to),
+        # The callbacks of this package decide when to do these.
+        logging_strategy="no",
+        eval_strategy="no",
+        save_strategy="no",
+        ignore_data_skip=True,  # the samples begin where the run left off
+        logging_nan_inf_filter=False,  # it would wait for the device at every step
+        disable_tqdm=True,
+        log_level="error",
+        log_level_replica="error",
+    )
+    _ = arguments.device  # looking at it starts the communication between processes
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # several GPUs are torchrun's business, not DataParallel's
+    return arguments
+
+
+def in_first_process(arguments: TrainingArguments, function: Callable[[], T]) -> T:
+    """Return what `function` returns in the first process, in every process; the others wait for it."""
+    if arguments.world_size == 1:
+        return function()
+    box: list[Any] = [function() if arguments.process_index == 0 else None]
+    torch.distributed.broadcast_object_list(box, src=0)
+    result: T = box[0]
+    return result
+
+
+def _services(report_to: str) -> list[str] | str:
+    """Return the services to report to, all known to the Trainer and installed."""
+    names = [name.strip() for name in report_to.split(",") if name.strip() not in ("", "none")]
+    known = get_available_reporting_integrations()
+    for name in names:
+        if name not in known:
+            raise ValueError(
+                f"--report-to {name} is not available: install its library, or choose of {', '.join(known) or 'none'}"
+            )
+    return names or "none"

@@ -1,0 +1,75 @@
+"""The text of a run as the files that training reads: documents, tokenizer, tokens; made once and opened again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tmm_core import TMMConfig
+
+from ..text import Part, Text, open_text, write_text
+from ..tokenizers import ByteTokenizer, Tokenizer, check_fits, load_tokenizer, train_tokenizer
+from ..tokens import write_tokens
+from .runs import Run
+from .source import Source
+
+__all__ = ["Data", "fitting", "open_data", "prepare_data"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A text, its parts, and their tokens, mapped into memory."""
+
+    text: Text
+    training: Part
+    held_out: Part
+    tokenizer: Tokenizer
+    training_tokens: NDArray[Any]
+    held_out_tokens: NDArray[Any]
+
+
+def prepare_data(run: Run, source: Source) -> Data:
+    """Write the text of `source`, its tokenizer and its tokens into the run's folder."""
+    run.data.mkdir(exist_ok=True)
+    text = write_text(source.documents(), run.data / "text")
+    if source.tokenizer is not None:
+        tokenizer = load_tokenizer(source.tokenizer)
+    elif source.vocab is not None:
+        tokenizer = train_tokenizer(text.split(source.held_out_bytes)[0], source.vocab)
+    else:
+        tokenizer = ByteTokenizer()
+    tokenizer.save(run.folder)
+    return _tokenized(run, source, text, tokenizer)
+
+
+def open_data(run: Run, source: Source) -> Data:
+    """Open what `prepare_data` wrote; tokens that are missing are written again, and are the same."""
+    return _tokenized(run, source, open_text(run.data / "text"), load_tokenizer(run.folder))
+
+
+def fitting(config: TMMConfig, tokenizer: Tokenizer, *, given: bool) -> TMMConfig:
+    """Return `config` with the tokenizer's vocabulary, or as it is where the user gave its `vocab_size`.
+
+    Raises
+    ------
+    ValueError
+        If the tokenizer has more ids than the `vocab_size` given.
+    """
+    if not given:
+        config = TMMConfig.from_dict({**config.to_dict(), "vocab_size": tokenizer.vocab_size})
+    check_fits(tokenizer, config)
+    return config
+
+
+def _tokenized(run: Run, source: Source, text: Text, tokenizer: Tokenizer) -> Data:
+    training, held_out = text.split(source.held_out_bytes)
+    return Data(
+        text,
+        training,
+        held_out,
+        tokenizer,
+        write_tokens(training, tokenizer, run.data / "training.npy"),
+        write_tokens(held_out, tokenizer, run.data / "held_out.npy"),
+    )

@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM: the first asks a run to end well, the second ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from .display import Display
+
+__all__ = ["Interruption"]
+
+
+class Interruption:
+    """Remembers, inside its `with` block, that the user asked the run to stop."""
+
+    def __init__(self, display: Display) -> None:
+        """Announce the request on `display`."""
+        self.signal: int | None = None
+        self._display = display
+        self._earlier: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run should save and end."""
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What the shell expects of a process that ended by the signal: 130 after Ctrl-C, 143 after SIGTERM."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def __enter__(self) -> Interruption:
+        """Take the signals over; only the main thread can."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._earlier[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Give the signals back."""
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        self._display.note("stopping: finishing this step and saving (once more to stop at once)")

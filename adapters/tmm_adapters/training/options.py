@@ -1,0 +1,88 @@
+"""What a training run can be told, besides its model and its text: one frozen dataclass, kept in the run's folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+__all__ = ["TrainingOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """Describe how a model is trained; the fields are the options of `tmm train`."""
+
+    steps: int | None = None
+    """Optimiser steps; unless given, as many as fit into --minutes."""
+    minutes: float = 3.0
+    """Time to train for, evaluations and samples included; turned into a number of steps after 20 timed ones."""
+    batch: int = 8
+    """Sequences in a batch, on each device."""
+    accumulate: int = 1
+    """Batches whose gradients are added up before a step."""
+    learning_rate: float = 2e-3
+    """Learning rate after the warm-up; falls to zero along a cosine."""
+    warmup: int = 50
+    """Steps over which the learning rate rises; at most a quarter of the run."""
+    weight_decay: float = 0.1
+    """Decay of the weights (AdamW); biases and norms have none."""
+    beta1: float = 0.9
+    """Memory of AdamW's average of gradients."""
+    beta2: float = 0.95
+    """Memory of AdamW's average of squared gradients."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 does not clip."""
+    seed: int = 0
+    """Of the initial weights, the order of the text and the samples."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the model; bfloat16 is mixed precision, with weights in float32."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; auto is an accelerator where there is one."""
+    backend: str | None = None
+    """Engine of the Toeplitz products (see `tmm backends`); unless given, TMM_BACKEND's, else the fastest."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    evaluations: int = 10
+    """How often the held-out text is evaluated, evenly over the run; at least once, at the end."""
+    log_every: int = 10
+    """Steps between two records of the loss."""
+    checkpoint_steps: int = 100
+    """Most steps between two checkpoints."""
+    checkpoint_seconds: float = 30.0
+    """Most seconds between two checkpoints."""
+    prompt: str = "The "
+    """How samples begin."""
+    report_to: str = "none"
+    """Services of Hugging Face's Trainer that follow the run, such as tensorboard or wandb; commas between several."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a run."""
+        for name in ("batch", "accumulate", "evaluations", "log_every", "checkpoint_steps"):
+            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        for name in ("warmup", "weight_decay", "clip", "seed", "checkpoint_seconds"):
+            _require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
+        for name in ("beta1", "beta2"):
+            _require(0 <= getattr(self, name) < 1, name, "from 0 to below 1", getattr(self, name))
+        _require(self.steps is None or self.steps >= 1, "steps", "at least 1", self.steps)
+        _require(self.minutes > 0, "minutes", "more than 0", self.minutes)
+        _require(self.learning_rate > 0, "learning_rate", "more than 0", self.learning_rate)
+        _require(self.prompt != "", "prompt", "some text for the samples to begin with", "empty")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainingOptions:
+        """Return the options that `to_dict` wrote; unknown ones are refused, not dropped."""
+        unknown = sorted(set(values) - {field.name for field in fields(cls)})
+        if unknown:
+            raise ValueError(
+                f"unknown training options {unknown}: was the run made by a newer version? update tmm-core"
+            )
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every option as plain data, fit for JSON."""
+        return asdict(self)
+
+
+def _require(condition: bool, name: str, expected: str, got: object) -> None:
+    if not condition:
+        raise ValueError(f"--{name.replace('_', '-')} must be {expected}, and is {got}")

@@ -1,0 +1,81 @@
+"""What is said of a run: before it, what it is; after it, what it came to."""
+
+from __future__ import annotations
+
+import shlex
+
+from tmm_core import TMMConfig
+from tmm_core.lm import flops_per_token
+
+from ..folder import read_tensors, save_model
+from .callbacks import BITS, FINAL_SAMPLE_TOKENS, Narration, compared
+from .data import Data
+from .display import Display
+from .machine import device_name, engine_name, peak_memory
+from .plots import plot_training
+from .runs import Run
+from .source import Source
+from .trainer import LanguageModelTrainer
+
+__all__ = ["finish", "header", "resume_command"]
+
+
+def header(run: Run, trainer: LanguageModelTrainer, data: Data) -> list[tuple[str, str]]:
+    """Return what is about to be trained, on what, and by what."""
+    config, options = trainer.model.tmm_config, trainer.options
+    length = f"{trainer.total_steps:,} steps" if trainer.total_steps else f"{options.minutes:g} minutes"
+    batch = trainer.tokens_per_step // config.max_len
+    costs = ", ".join(f"{name} {cost:.3f}" for name, cost in run.description["yardsticks"].items())
+    return [
+        ("model", _shape(config)),
+        ("parameters", f"{sum(p.numel() for p in trainer.model.parameters()):,}"),
+        ("FLOPs per token", f"{flops_per_token(config):,}"),
+        ("device", device_name(trainer.args)),
+        ("backend", engine_name(trainer.args.device, options.precision)),
+        ("text", Source.from_dict(run.description["source"]).name),
+        ("", f"{data.text.n_bytes:,} bytes, {data.text.n_documents:,} documents, sha256 {data.text.sha256[:16]}"),
+        ("held out", f"{data.held_out.n_bytes:,} bytes, which cost in bits per byte"),
+        ("", costs),
+        ("training", f"{length}, {batch} x {config.max_len} tokens a step, learning rate {options.learning_rate:g}"),
+        ("run", str(run.folder)),
+    ]
+
+
+def finish(run: Run, trainer: LanguageModelTrainer, display: Display, narration: Narration) -> None:
+    """Leave the model, a longer sample and the picture in the run's folder, and say what it came to."""
+    yardsticks, config = run.description["yardsticks"], trainer.model.tmm_config
+    total = trainer.state.global_step
+    curve = [(record["tokens"], record[BITS]) for record in run.records() if BITS in record]
+    bits = curve[-1][1]
+    narration.sample("what it writes now:", FINAL_SAMPLE_TOKENS)
+    plot_training(
+        run.plot,
+        title=f"{run.description['preset']}, {total:,} steps",
+        curve=curve,
+        yardsticks=yardsticks,
+        lags=read_tensors(run.lags / f"step-{total:08d}.safetensors") if config.n_layers else {},
+        config=config,
+    )
+    if not run.model.is_dir():
+        save_model(run.model, config, trainer.model.state_dict(), tokenizer=trainer.tokenizer)
+    run.describe(finished=True, bits_per_byte=bits)
+    display.header(
+        f"done: {compared(bits, yardsticks)}",
+        [
+            ("peak memory", peak_memory(trainer.args.device)),
+            ("curve, lags", str(run.plot)),
+            ("metrics", str(run.metrics)),
+            ("run", str(run.folder)),
+            ("next", f"tmm generate {shlex.quote(str(run.folder))} --prompt 'The '"),
+        ],
+    )
+
+
+def resume_command(run: Run) -> str:
+    """Return what to type to go on with `run`."""
+    return f"tmm train --resume {shlex.quote(str(run.folder))}"
+
+
+def _shape(config: TMMConfig) -> str:
+    heads = f"{config.n_heads} heads" if config.n_heads else "flat"
+    return f"{config.n_layers} layers, {config.d_model} channels, {heads}, context {config.max_len}"
