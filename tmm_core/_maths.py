@@ -38,6 +38,7 @@ __all__ = [
     "device_of",
     "fast_length",
     "positions",
+    "result_dtype",
     "result_dtype_name",
     "shift_channels",
     "split_finite",
@@ -84,13 +85,18 @@ def result_dtype_name(*arrays: Array) -> str:
     return "float64" if double else "float32"
 
 
+def result_dtype(*arrays: Array) -> Any:
+    """Return the dtype that arrays promote to."""
+    name = result_dtype_name(*arrays)
+    return arrays[0].dtype if name in _HALVES else getattr(namespace_of(*arrays), name)
+
+
 def computed_in(*arrays: Array) -> tuple[Any, list[Array]]:
     """Return the dtype of the result, and the arrays in the dtype that it is computed in: float32 for halves."""
     xp = namespace_of(*arrays)
     name = result_dtype_name(*arrays)
     wide = xp.float32 if name in _HALVES else getattr(xp, name)
-    result = arrays[0].dtype if name in _HALVES else wide
-    return result, [xp.astype(array, wide, copy=False) for array in arrays]
+    return result_dtype(*arrays), [xp.astype(array, wide, copy=False) for array in arrays]
 
 
 # Operations ----------------------------------------------------------------------------------------------------------
@@ -261,18 +267,31 @@ def _diagonal_sums(g: Array, x: Array, lags: int) -> Array:
 
 
 def solve_directly(w: Array, y: Array) -> Array:
-    """Return x with `T(w) x = y` for few times, by a dense solve; `w` is `(h, k)`, `y` is `(..., n, d)`."""
+    """Return x with `T(w) x = y` for few times, by the inverse and one refinement; `w` is `(h, k)`, y `(..., n, d)`."""
     xp = namespace_of(w, y)
-    heads, (n, d) = w.shape[0], y.shape[-2:]
+    n = y.shape[-2]
+    first = xp.arange(n, device=device_of(w)) == 0
     w = toeplitz_block(w, (0, n), (0, 1))[..., 0]  # zeros for lags that are missing
-    bad_w = ~xp.isfinite(w) | ((w == 0) & (xp.arange(n, device=device_of(w)) == 0))
+    bad_w = (~xp.isfinite(w) | ((w == 0) & first))[:, None, :]
     bad_y = ~xp.isfinite(y)
-    one_first = toeplitz_block(xp.ones_like(w[:, :1]), (0, n), (0, 1))[..., 0]
-    matrix = toeplitz_block(xp.where(bad_w, one_first, w), (0, n), (0, n))
-    by_head = _swap(xp.reshape(xp.where(bad_y, xp.zeros_like(y), y), (*y.shape[:-1], heads, d // heads)), -3, -2)
-    matrix = xp.broadcast_to(matrix, (*by_head.shape[:-2], n, n))
-    x = xp.reshape(_swap(xp.linalg.solve(matrix, by_head), -3, -2), y.shape)
-    return _nan_where(spoiled_outputs(w[:, None, :], y, bad_w[:, None, :], bad_y, adjoint=False, segment_ids=None), x)
+    spoiled = spoiled_outputs(w[:, None, :], y, bad_w, bad_y, adjoint=False, segment_ids=None)
+    w = xp.where(bad_w[:, 0, :], xp.astype(first, w.dtype), w)
+    y = xp.where(bad_y, xp.zeros_like(y), y)
+    v = _inverse_directly(w)[:, None, :]
+    w = w[:, None, :]
+    x = _direct_product(v, y, adjoint=False)
+    x = x + _direct_product(v, y - _direct_product(w, x, adjoint=False), adjoint=False)
+    return _nan_where(spoiled, x)
+
+
+def _inverse_directly(w: Array) -> Array:
+    """Return the lags `(h, n)` of the inverse, by forward substitution."""
+    xp = namespace_of(w)
+    v = 1 / w[:, :1]
+    for j in range(1, w.shape[-1]):
+        known = xp.sum(w[:, 1 : j + 1] * xp.flip(v, axis=-1), axis=-1, keepdims=True)
+        v = xp.concat([v, -known / w[:, :1]], axis=-1)
+    return v
 
 
 def _rescued(operation: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _maths, _registry
-from ._exchange import Array, library_of, namespace_of
+import array_api_compat as compat
+
+from . import _dask, _maths, _registry
+from ._exchange import Array, namespace_of
 
 __all__ = [
     "causal_toeplitz",
@@ -16,8 +18,8 @@ __all__ = [
     "toeplitz_matmul",
 ]
 
-LEAF = 32
-"""Length up to which `causal_toeplitz_solve` substitutes forward."""
+LEAF = 16
+"""Length up to which `causal_toeplitz_solve` multiplies by the inverse."""
 
 
 def causal_toeplitz(w: Array, n: int) -> Array:
@@ -120,7 +122,7 @@ def causal_toeplitz_matmul(
     >>> causal_toeplitz_matmul(np.asarray([1.0, 10.0]), np.asarray([1.0, 2.0, 3.0]))
     array([ 1., 12., 23.])
     """
-    xp = _same_place(w=w, x=x, segment_ids=segment_ids)
+    xp, (w, x, segment_ids) = _together(w=w, x=x, segment_ids=segment_ids)
     _check_filter("w", w, (1, 2, 3))
     _check_signal("x", x, vector=w.ndim == 1)
     shape = x.shape
@@ -185,7 +187,7 @@ def causal_toeplitz_correlate(
     >>> causal_toeplitz_correlate(np.asarray([1.0, 2.0]), np.asarray([3.0, 4.0]), lags=3)
     array([11.,  4.,  0.])
     """
-    xp = _same_place(x=x, g=g, segment_ids=segment_ids)
+    xp, (x, g, segment_ids) = _together(x=x, g=g, segment_ids=segment_ids)
     for name, value in (("lags", lags), ("heads", heads), ("kernel", kernel)):
         _check_count(name, value, 1)
     vector = x.ndim == 1
@@ -241,7 +243,7 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     >>> toeplitz_matmul(np.asarray([1.0, 2.0]), np.asarray([1.0, 3.0, 4.0]), np.asarray([1.0, 1.0, 1.0]))
     array([8., 6.])
     """
-    xp = _same_place(column=column, row=row, x=x)
+    xp, (column, row, x) = _together(column=column, row=row, x=x)
     _check_filter("column", column, (1, 2))
     row = _conj(column) if row is None else row
     _check_filter("row", row, (1, 2))
@@ -287,7 +289,7 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     Notes
     -----
     The first half of x comes from the first half of y; its product with `w` then leaves an equation of half the
-    length. Only products and small dense solves, so it differentiates where its products do. The error is that of the
+    length. Only products, so it differentiates where its products do. The error is that of the
     products times the condition number of `T(w)`. Newton's iteration on the lags would be unstable.
 
     Examples
@@ -296,7 +298,7 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     >>> causal_toeplitz_solve(np.asarray([1.0, 10.0]), np.asarray([1.0, 12.0, 23.0]))
     array([1., 2., 3.])
     """
-    xp = _same_place(w=w, y=y)
+    xp, (w, y) = _together(w=w, y=y)
     if w.ndim == 3:
         raise ValueError(
             "w must be (k,) or (h, k), and has a kernel axis: a filter over several channels is not solved here"
@@ -309,6 +311,8 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     _check_heads("w's first axis", w.shape[0], y.shape[-1])
     if _maths.values_known(w) and bool(xp.any(w[:, 0] == 0)):
         raise ValueError("w[..., 0] must not be zero: the matrix has no inverse")
+    if compat.is_dask_array(y):
+        return xp.reshape(_dask.solve(w, y), shape)
     dtype, (w, y) = _maths.computed_in(w, y)
     if 0 in shape:
         return xp.astype(y, dtype, copy=True)
@@ -360,7 +364,7 @@ def causal_toeplitz_inverse(w: Array, n: int) -> Array:
     array([1., 1., 1., 1.])
     """
     _check_count("n", n, 0)
-    xp = _same_place(w=w)
+    xp, (w,) = _together(w=w)
     _check_filter("w", w, (1, 2))
     heads = w.shape[0] if w.ndim == 2 else 1
     times = xp.arange(n, device=_maths.device_of(w))
@@ -372,15 +376,21 @@ def causal_toeplitz_inverse(w: Array, n: int) -> Array:
 # Checks --------------------------------------------------------------------------------------------------------------
 
 
-def _same_place(**arrays: Array | None) -> Any:
-    """Return the namespace of the arrays, which must be of one library and on one device."""
+def _together(**arrays: Array | None) -> tuple[Any, list[Any]]:
+    """Return the namespace of the arrays and the arrays, which must be of one library and on one device.
+
+    NumPy arrays join Dask's: their blocks are NumPy's.
+    """
+    if any(compat.is_dask_array(array) for array in arrays.values()):
+        dask = next(namespace_of(array) for array in arrays.values() if compat.is_dask_array(array))
+        arrays = {name: dask.asarray(a) if compat.is_numpy_array(a) else a for name, a in arrays.items()}
     xp = namespace_of(*arrays.values())
-    devices = {name: _maths.device_of(array) for name, array in arrays.items() if array is not None}
+    devices = {name: str(_maths.device_of(array)) for name, array in arrays.items() if array is not None}
     # JAX places arrays over several devices and refuses by itself those that do not fit.
-    if library_of(next(iter(arrays.values()))) != "jax" and len(set(map(str, devices.values()))) > 1:
+    if not compat.is_jax_namespace(xp) and len(set(devices.values())) > 1:
         places = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"expected arrays on one device, got {places}: move them to one")
-    return xp
+    return xp, list(arrays.values())
 
 
 def _check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
