@@ -72,6 +72,29 @@ def test_any_tokens_can_be_shown(ids, subwords):
     assert all(pieces)
 
 
+def words_with_their_spaces():
+    """Return a tokenizer in the manner of SentencePiece: it strips the space before the first word, and falls back."""
+    import tokenizers
+
+    vocabulary = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "t", "h", "e", "th", "the", "▁the"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the")]
+    model = tokenizers.models.BPE({v: i for i, v in enumerate(vocabulary)}, merges, byte_fallback=True)
+    tokenizer = tokenizers.Tokenizer(model)
+    normalizers, decoders = tokenizers.normalizers, tokenizers.decoders
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return SubwordTokenizer(tokenizer)
+
+
+@pytest.mark.parametrize("string", ["the the\n the", "the 漢字 the 🙂", "é", "", " the"])
+def test_decoders_that_treat_the_first_word_differently(string):
+    tokenizer = words_with_their_spaces()
+    pieces = list(tokenizer.stream(tokenizer.encode(string)))
+    assert "".join(pieces) == tokenizer.decode(tokenizer.encode(string)) == string
+    assert len(pieces) >= len(string.split())
+
+
 def test_a_character_is_shown_when_it_is_complete(tokenizer):
     string = "aé漢🙂z"
     seen = []

@@ -124,6 +124,7 @@ def test_longer_contexts_and_more_text_cost_less(english):
     assert in_order[0] < 6
     assert 1 < in_order[-1] < 3
     assert yardsticks(training, held_out) == costs
+    assert costs["4-gram"] == NGramModel.fit(training).bits(held_out, 4) / held_out.n_bytes
     part_of_it = NGramModel.fit(training, 50_000)
     assert part_of_it.bits(held_out, 4) / held_out.n_bytes > in_order[-1] + 0.1
 

@@ -160,7 +160,7 @@ class SubwordTokenizer:
         for token in ids:
             new.append(token)
             text = self.decode(recent + new)
-            readable = text.removesuffix("\ufffd")  # tokens to come may complete the last character
+            readable = text.rstrip("\ufffd")  # tokens to come may complete the last character
             if len(readable) > shown:
                 yield readable[shown:]
                 shown = len(readable)
