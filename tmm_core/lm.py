@@ -57,9 +57,11 @@ def forward(params: Params, input_ids: Array, config: TMMConfig, *, backend: str
 
     Raises
     ------
+    TypeError
+        If tokens are no integers, or the arrays are of several libraries.
     ValueError
-        If a token is outside the vocabulary (in traced code its sequence becomes NaN), or the sequence is longer
-        than the position bias.
+        If names or shapes of the parameters are not those of `config`, a token is outside the vocabulary (in traced
+        code it and all after it become NaN), or the sequence is longer than the position bias.
 
     Notes
     -----
@@ -73,6 +75,7 @@ def forward(params: Params, input_ids: Array, config: TMMConfig, *, backend: str
     >>> forward(params, np.asarray([[1, 4, 2]]), config).shape
     (1, 3, 5)
     """
+    check_params(params, config)
     xp = namespace_of(params["embed.weight"], input_ids)
     x = _embed(xp, params["embed.weight"], input_ids)  # (..., n, d)
     mlp_first = config.order == "mlp_first"
@@ -188,6 +191,8 @@ def _part(params: Params, prefix: str) -> dict[str, Array]:
 
 def _in_vocabulary(xp: ModuleType, ids: Array, size: int, what: str) -> Array:
     """Return which ids are of the vocabulary; where values are known, refuse those that are not."""
+    if not xp.isdtype(ids.dtype, "integral"):
+        raise TypeError(f"expected integers for each {what}, got {ids.dtype}: tokens are whole numbers")
     known = (ids >= 0) & (ids < size)
     if not is_traced(ids) and not bool(xp.all(known)):
         least, most = int(xp.min(ids)), int(xp.max(ids))

@@ -131,7 +131,7 @@ def _softplus(xp: ModuleType, a: Array) -> Array:
 
 def _running_sums(xp: ModuleType, w: Array, heads: int, n: int) -> Array:
     """Return `sum_{j <= t} w[head, j]`, of shape (h, n); lags that a short filter lacks are zeros."""
-    rows = xp.reshape(w, (heads, w.shape[-1]))[:, :n]
+    rows = xp.reshape(w, (heads, w.shape[-1]))[:, : min(n, w.shape[-1])]
     missing = n - rows.shape[1]
     if missing > 0:
         rows = xp.concat([rows, xp.broadcast_to(xp.zeros_like(rows[:, :1]), (heads, missing))], axis=1)
@@ -143,9 +143,8 @@ def _positions(xp: ModuleType, segment_ids: Array, n: int) -> Array:
     segment_ids = xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], n))
     ones = xp.ones_like(segment_ids)
     index = xp.cumulative_sum(ones, axis=-1) - ones
-    new = segment_ids[..., 1:] != segment_ids[..., :-1]
-    start = xp.where(new, index[..., 1:], xp.zeros_like(index[..., 1:]))
-    start = xp.concat([xp.zeros_like(index[..., :1]), start], axis=-1)[..., :n]
+    new = segment_ids != xp.roll(segment_ids, 1, axis=-1)
+    start = xp.where(new & (index > 0), index, xp.zeros_like(index))
     # The latest start so far is a running maximum, which the array API lacks: by doubling, in log2(n) steps.
     step = 1
     while step < n:

@@ -189,7 +189,7 @@ class LanguageModel(nn.Module):
         for block in self.blocks:
             x = block(x)
         x = self.final_norm(x)
-        logits = F.linear(x, (self.embed if self.unembed is None else self.unembed).weight)  # (b, n, d) -> (b, n, V)
+        logits = F.linear(x, self.embed.weight) if self.unembed is None else self.unembed(x)  # (b, n, d) -> (b, n, V)
         if attention_mask is not None and torch.compiler.is_compiling():
             logits = torch.where(attention_mask.bool().all(), logits, torch.nan)
         if labels is None:
