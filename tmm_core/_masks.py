@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import array_api_compat as compat
-
-from ._exchange import Array, is_traced, namespace_of
+from ._arrays import device_of, shift_channels, values_known
+from ._exchange import Array, namespace_of
 
 __all__ = [
     "by_segments",
     "correlate_by_segments",
-    "device_of",
     "positions",
-    "shift_channels",
     "split_finite",
     "spoiled_lags",
     "spoiled_outputs",
     "unsorted",
-    "values_known",
 ]
-
-
-def values_known(*arrays: Array | None) -> bool:
-    """Return whether a Python branch may look at the arrays' values: not in code that is being traced or compiled."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
-        return False
-    return not any(array is not None and (is_traced(array) or compat.is_dask_array(array)) for array in arrays)
-
-
-def shift_channels(a: Array, by: int, heads: int) -> Array:
-    """Return `b[..., c] = a[..., c - by]` within each head's channels, zero where that leaves the head."""
-    if by == 0:
-        return a
-    xp = namespace_of(a)
-    width = a.shape[-1] // heads
-    a = xp.reshape(a, (*a.shape[:-1], heads, width))
-    gap = min(abs(by), width)
-    zeros = xp.zeros_like(a[..., :gap])
-    parts = [zeros, a[..., : width - gap]] if by > 0 else [a[..., gap:], zeros]
-    return xp.reshape(xp.concat(parts, axis=-1), (*a.shape[:-2], heads * width))
 
 
 # Documents -----------------------------------------------------------------------------------------------------------
@@ -236,8 +210,3 @@ def spoiled_lags(
         rows.append(xp.max(reach, axis=-1))
     reach = xp.stack(rows, axis=-1)[..., None]
     return xp.arange(lags, dtype=xp.int32, device=device_of(x)) <= reach
-
-
-def device_of(a: Array) -> Any:
-    """Return where new arrays beside `a` are made; None, the default, for traced ones."""
-    return None if is_traced(a) else compat.device(a)

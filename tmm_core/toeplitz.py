@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import array_api_compat as compat
 
-from . import _dask, _maths, _registry
+from . import _dask, _direct, _maths, _registry
+from ._arrays import conj
+from ._checks import check_count, check_filter, check_heads, check_segments, check_signal, together
 from ._exchange import Array, namespace_of
 
 __all__ = [
@@ -53,8 +53,8 @@ def causal_toeplitz(w: Array, n: int) -> Array:
            [2., 1., 0.],
            [3., 2., 1.]])
     """
-    _check_filter("w", w, (1, 2, 3))
-    _check_count("n", n, 0)
+    check_filter("w", w, (1, 2, 3))
+    check_count("n", n, 0)
     return _maths.toeplitz_block(w, (0, n), (0, n))
 
 
@@ -122,16 +122,16 @@ def causal_toeplitz_matmul(
     >>> causal_toeplitz_matmul(np.asarray([1.0, 10.0]), np.asarray([1.0, 2.0, 3.0]))
     array([ 1., 12., 23.])
     """
-    xp, (w, x, segment_ids) = _together(w=w, x=x, segment_ids=segment_ids)
-    _check_filter("w", w, (1, 2, 3))
-    _check_signal("x", x, vector=w.ndim == 1)
+    xp, (w, x, segment_ids) = together(w=w, x=x, segment_ids=segment_ids)
+    check_filter("w", w, (1, 2, 3))
+    check_signal("x", x, vector=w.ndim == 1)
     shape = x.shape
     if w.ndim < 3:
         w = w[None, None, :] if w.ndim == 1 else w[:, None, :]
     if x.ndim == 1:
         x = x[:, None]
-    _check_heads("w's first axis", w.shape[0], x.shape[-1])
-    ids = _segments(xp, segment_ids, x)
+    check_heads("w's first axis", w.shape[0], x.shape[-1])
+    ids = check_segments(xp, segment_ids, x)
     y = _registry.compute("matmul", w, x, segment_ids=ids, backend=backend, adjoint=adjoint, exact=exact)
     return xp.reshape(y, shape)
 
@@ -187,18 +187,18 @@ def causal_toeplitz_correlate(
     >>> causal_toeplitz_correlate(np.asarray([1.0, 2.0]), np.asarray([3.0, 4.0]), lags=3)
     array([11.,  4.,  0.])
     """
-    xp, (x, g, segment_ids) = _together(x=x, g=g, segment_ids=segment_ids)
+    xp, (x, g, segment_ids) = together(x=x, g=g, segment_ids=segment_ids)
     for name, value in (("lags", lags), ("heads", heads), ("kernel", kernel)):
-        _check_count(name, value, 1)
+        check_count(name, value, 1)
     vector = x.ndim == 1
-    _check_signal("x", x, vector=True)
-    _check_signal("g", g, vector=True)
+    check_signal("x", x, vector=True)
+    check_signal("g", g, vector=True)
     if x.shape != g.shape:
         raise ValueError(f"g must have x's shape {tuple(x.shape)}, and has {tuple(g.shape)}: broadcast it first")
     if vector:
         x, g = x[:, None], g[:, None]
-    _check_heads("heads", heads, x.shape[-1])
-    ids = _segments(xp, segment_ids, x)
+    check_heads("heads", heads, x.shape[-1])
+    ids = check_segments(xp, segment_ids, x)
     c = _registry.compute(
         "correlate", x, g, segment_ids=ids, backend=backend, lags=lags, heads=heads, kernel=kernel, exact=exact
     )
@@ -243,11 +243,11 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     >>> toeplitz_matmul(np.asarray([1.0, 2.0]), np.asarray([1.0, 3.0, 4.0]), np.asarray([1.0, 1.0, 1.0]))
     array([8., 6.])
     """
-    xp, (column, row, x) = _together(column=column, row=row, x=x)
-    _check_filter("column", column, (1, 2))
-    row = _conj(column) if row is None else row
-    _check_filter("row", row, (1, 2))
-    _check_signal("x", x, vector=column.ndim == 1)
+    xp, (column, row, x) = together(column=column, row=row, x=x)
+    check_filter("column", column, (1, 2))
+    row = conj(column) if row is None else row
+    check_filter("row", row, (1, 2))
+    check_signal("x", x, vector=column.ndim == 1)
     if column.shape[:-1] != row.shape[:-1]:
         raise ValueError(
             f"column and row must have equally many heads, and are {tuple(column.shape)} and {tuple(row.shape)}"
@@ -259,7 +259,7 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     if p > q:
         rest = xp.zeros((*x.shape[:time], p - q, *x.shape[time + 1 :]), dtype=x.dtype, device=_maths.device_of(x))
         x = xp.concat([x, rest], axis=time)
-    above = xp.concat([xp.zeros_like(row[..., :1]), _conj(row[..., 1:])], axis=-1)
+    above = xp.concat([xp.zeros_like(row[..., :1]), conj(row[..., 1:])], axis=-1)
     y = causal_toeplitz_matmul(column, x, backend=backend)
     y = y + causal_toeplitz_matmul(above, x, adjoint=True, backend=backend)
     return y[:p] if x.ndim == 1 else y[..., :p, :]
@@ -298,17 +298,17 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     >>> causal_toeplitz_solve(np.asarray([1.0, 10.0]), np.asarray([1.0, 12.0, 23.0]))
     array([1., 2., 3.])
     """
-    xp, (w, y) = _together(w=w, y=y)
+    xp, (w, y) = together(w=w, y=y)
     if w.ndim == 3:
         raise ValueError(
             "w must be (k,) or (h, k), and has a kernel axis: a filter over several channels is not solved here"
         )
-    _check_filter("w", w, (1, 2))
-    _check_signal("y", y, vector=w.ndim == 1)
+    check_filter("w", w, (1, 2))
+    check_signal("y", y, vector=w.ndim == 1)
     shape = y.shape
     w = w[None, :] if w.ndim == 1 else w
     y = y[:, None] if y.ndim == 1 else y
-    _check_heads("w's first axis", w.shape[0], y.shape[-1])
+    check_heads("w's first axis", w.shape[0], y.shape[-1])
     if _maths.values_known(w) and bool(xp.any(w[:, 0] == 0)):
         raise ValueError("w[..., 0] must not be zero: the matrix has no inverse")
     if compat.is_dask_array(y):
@@ -324,7 +324,7 @@ def _solve(w: Array, y: Array) -> Array:
     xp = namespace_of(w, y)
     n = y.shape[-2]
     if n <= LEAF:
-        return _maths.solve_directly(w, y)
+        return _direct.solve(w, y)
     half = LEAF
     while 2 * half < n:
         half *= 2
@@ -363,81 +363,11 @@ def causal_toeplitz_inverse(w: Array, n: int) -> Array:
     >>> causal_toeplitz_inverse(np.asarray([1.0, -1.0]), 4)
     array([1., 1., 1., 1.])
     """
-    _check_count("n", n, 0)
-    xp, (w,) = _together(w=w)
-    _check_filter("w", w, (1, 2))
+    check_count("n", n, 0)
+    xp, (w,) = together(w=w)
+    check_filter("w", w, (1, 2))
     heads = w.shape[0] if w.ndim == 2 else 1
     times = xp.arange(n, device=_maths.device_of(w))
     unit = xp.astype(xp.broadcast_to((times == 0)[:, None], (n, heads)), w.dtype)
     v = causal_toeplitz_solve(w, unit)
     return v[:, 0] if w.ndim == 1 else xp.permute_dims(v, (1, 0))
-
-
-# Checks --------------------------------------------------------------------------------------------------------------
-
-
-def _together(**arrays: Array | None) -> tuple[Any, list[Any]]:
-    """Return the namespace of the arrays and the arrays, which must be of one library and on one device.
-
-    NumPy arrays join Dask's: their blocks are NumPy's.
-    """
-    if any(compat.is_dask_array(array) for array in arrays.values()):
-        dask = next(namespace_of(array) for array in arrays.values() if compat.is_dask_array(array))
-        arrays = {name: dask.asarray(a) if compat.is_numpy_array(a) else a for name, a in arrays.items()}
-    xp = namespace_of(*arrays.values())
-    devices = {name: str(_maths.device_of(array)) for name, array in arrays.items() if array is not None}
-    # JAX places arrays over several devices and refuses by itself those that do not fit.
-    if not compat.is_jax_namespace(xp) and len(set(devices.values())) > 1:
-        places = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise ValueError(f"expected arrays on one device, got {places}: move them to one")
-    return xp, list(arrays.values())
-
-
-def _check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
-    _maths.result_dtype_name(w)
-    if w.ndim not in ndims or 0 in w.shape:
-        shapes = " or ".join({1: "(k,)", 2: "(h, k)", 3: "(h, m, k)"}[ndim] for ndim in ndims)
-        raise ValueError(f"{name} must be {shapes} with at least one of each, and is {tuple(w.shape)}")
-
-
-def _check_signal(name: str, x: Array, *, vector: bool) -> None:
-    _maths.result_dtype_name(x)
-    if x.ndim < 2 and not (vector and x.ndim == 1):
-        also = " or (n,)" if vector else "; (n,) goes with a one-dimensional filter"
-        raise ValueError(f"{name} must be (..., n, d){also}, and is {tuple(x.shape)}")
-
-
-def _check_heads(name: str, heads: int, channels: int) -> None:
-    if channels % heads:
-        raise ValueError(
-            f"{name}, {heads} heads, must divide the {channels} channels: every head owns as many channels"
-        )
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
-
-
-def _segments(xp: Any, segment_ids: Array | None, x: Array) -> Array | None:
-    """Return `segment_ids` for each position of `x`, checked."""
-    if segment_ids is None:
-        return None
-    if not xp.isdtype(segment_ids.dtype, "integral"):
-        raise TypeError(f"segment_ids must be integers, not {segment_ids.dtype}: they number documents")
-    try:
-        ids = xp.broadcast_to(segment_ids, x.shape[:-1])
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"segment_ids must broadcast to {tuple(x.shape[:-1])}, one a position, and are {tuple(segment_ids.shape)}"
-        ) from error
-    if _maths.values_known(ids) and bool(xp.any(_maths.unsorted(ids))):
-        raise ValueError("segment_ids must not decrease along time: number documents in their order in the row")
-    return ids
-
-
-def _conj(a: Array) -> Array:
-    xp = namespace_of(a)
-    return xp.conj(a) if xp.isdtype(a.dtype, "complex floating") else a

@@ -1,0 +1,78 @@
+"""What the public products refuse before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat as compat
+
+from . import _maths
+from ._exchange import Array, namespace_of
+
+__all__ = ["check_count", "check_filter", "check_heads", "check_segments", "check_signal", "together"]
+
+
+def together(**arrays: Array | None) -> tuple[Any, list[Any]]:
+    """Return the namespace of the arrays and the arrays, which must be of one library and on one device.
+
+    NumPy arrays join Dask's: their blocks are NumPy's.
+    """
+    if any(compat.is_dask_array(array) for array in arrays.values()):
+        dask = next(namespace_of(array) for array in arrays.values() if compat.is_dask_array(array))
+        arrays = {name: dask.asarray(a) if compat.is_numpy_array(a) else a for name, a in arrays.items()}
+    xp = namespace_of(*arrays.values())
+    devices = {name: str(_maths.device_of(array)) for name, array in arrays.items() if array is not None}
+    # JAX places arrays over several devices and refuses by itself those that do not fit.
+    if not compat.is_jax_namespace(xp) and len(set(devices.values())) > 1:
+        places = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"expected arrays on one device, got {places}: move them to one")
+    return xp, list(arrays.values())
+
+
+def check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
+    """Refuse what is no floating filter of one of these numbers of axes."""
+    _maths.result_dtype_name(w)
+    if w.ndim not in ndims or 0 in w.shape:
+        shapes = " or ".join({1: "(k,)", 2: "(h, k)", 3: "(h, m, k)"}[ndim] for ndim in ndims)
+        raise ValueError(f"{name} must be {shapes} with at least one of each, and is {tuple(w.shape)}")
+
+
+def check_signal(name: str, x: Array, *, vector: bool) -> None:
+    """Refuse what is no floating signal; one without channels only where `vector`."""
+    _maths.result_dtype_name(x)
+    if x.ndim < 2 and not (vector and x.ndim == 1):
+        also = " or (n,)" if vector else "; (n,) goes with a one-dimensional filter"
+        raise ValueError(f"{name} must be (..., n, d){also}, and is {tuple(x.shape)}")
+
+
+def check_heads(name: str, heads: int, channels: int) -> None:
+    """Refuse heads that cannot share the channels equally."""
+    if channels % heads:
+        raise ValueError(
+            f"{name}, {heads} heads, must divide the {channels} channels: every head owns as many channels"
+        )
+
+
+def check_count(name: str, value: int, least: int) -> None:
+    """Refuse what is no integer of at least `least`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def check_segments(xp: Any, segment_ids: Array | None, x: Array) -> Array | None:
+    """Return `segment_ids` for each position of `x`, checked."""
+    if segment_ids is None:
+        return None
+    if not xp.isdtype(segment_ids.dtype, "integral"):
+        raise TypeError(f"segment_ids must be integers, not {segment_ids.dtype}: they number documents")
+    try:
+        ids = xp.broadcast_to(segment_ids, x.shape[:-1])
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"segment_ids must broadcast to {tuple(x.shape[:-1])}, one a position, and are {tuple(segment_ids.shape)}"
+        ) from error
+    if _maths.values_known(ids) and bool(xp.any(_maths.unsorted(ids))):
+        raise ValueError("segment_ids must not decrease along time: number documents in their order in the row")
+    return ids
