@@ -71,8 +71,9 @@ def _product(w: Array, x: Array, adjoint: bool) -> Array:
     X = _spectrum(x, size_x, length, -2)
     Y, size_y = _through_kernel(X, size_x, W, -1 if adjoint else 1)
     del X
-    y = _signal(Y, n, length, is_real(x))
+    y = xp.fft.ifft(Y, axis=-2, norm="ortho")
     del Y
+    y = _turned_back(y, n, is_real(x))
 
     def noise() -> Array:
         norms = _norms(x, size_x, -2) * size_x / _or_one(size_y)
@@ -127,7 +128,8 @@ def correlation(x: Array, g: Array, *, lags: int, heads: int, kernel: int) -> Ar
         sizes.append(largest)
         shares.append(share * share)
     del X, G
-    c = _signal(xp.reshape(xp.stack(sums, axis=-1), (length, heads * kernel)), lags, length, is_real(x))
+    spectra = xp.reshape(xp.stack(sums, axis=-1), (length, heads * kernel))
+    c = _turned_back(xp.fft.ifft(spectra, axis=-2, norm="ortho"), lags, is_real(x))
     c = xp.reshape(xp.permute_dims(c, (1, 0)), (heads, kernel, lags))
 
     def noise() -> Array:
@@ -195,16 +197,16 @@ def _spectrum(a: Array, size: Array, length: int, axis: int) -> Array:
     return xp.fft.fft(a, n=length, axis=axis, norm="ortho")
 
 
-def _signal(Y: Array, n: int, length: int, real: bool) -> Array:
-    """Return the first n entries along axis -2 of the signal whose spectrum is `Y`, a product of two `_spectrum`."""
-    xp = namespace_of(Y)
-    y = xp.fft.ifft(Y, axis=-2, norm="ortho")[..., :n, :]
-    root = math.sqrt(length)
+def _turned_back(y: Array, count: int, real: bool) -> Array:
+    """Return the first `count` times of a cyclic convolution of two turned signals, with `_spectrum`'s norm undone."""
+    xp = namespace_of(y)
+    length = y.shape[-2]
+    y = y[..., :count, :]
     if not real:
-        return y * root
-    cos, sin = _turn(xp, n, length, Y)
-    result = xp.real(y) * (cos * root)[:, None]
-    result += xp.imag(y) * (sin * root)[:, None]
+        return y * math.sqrt(length)
+    cos, sin = _turn(xp, count, length, y)
+    result = xp.real(y) * (cos * math.sqrt(length))[:, None]
+    result += xp.imag(y) * (sin * math.sqrt(length))[:, None]
     return result
 
 
