@@ -65,6 +65,8 @@ def share(array: Array, target: ModuleType) -> Array:
         )
     if str(array.dtype).endswith("bfloat16"):
         return share(array.view(source.int16), target).view(_bfloat16(target))
+    if any(stride < 0 for stride in getattr(array, "strides", None) or ()):  # torch aborts the process on these
+        array = source.asarray(array, copy=True)
     try:
         return target.from_dlpack(array)
     except BufferError:  # some libraries take no read-only memory

@@ -143,8 +143,8 @@ def _positions(xp: ModuleType, segment_ids: Array, n: int) -> Array:
     segment_ids = xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], n))
     ones = xp.ones_like(segment_ids)
     index = xp.cumulative_sum(ones, axis=-1) - ones
-    new = segment_ids != xp.roll(segment_ids, 1, axis=-1)
-    start = xp.where(new & (index > 0), index, xp.zeros_like(index))
+    new = segment_ids != xp.roll(segment_ids, 1, axis=-1)  # the first, compared with the last, starts at 0 anyway
+    start = xp.where(new, index, xp.zeros_like(index))
     # The latest start so far is a running maximum, which the array API lacks: by doubling, in log2(n) steps.
     step = 1
     while step < n:
