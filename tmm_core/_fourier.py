@@ -81,7 +81,7 @@ def _product(w: Array, x: Array, adjoint: bool) -> Array:
         norm_w = xp.sum(_norms(w, size_w, -1), axis=(-2, -1))
         return _noise(x, n) * functools.reduce(lambda a, b: a + b, heard) * xp.repeat(norm_w, d // heads)
 
-    return _regained(y, xp.sqrt(size_y) * xp.sqrt(xp.repeat(xp.reshape(size_w, (-1,)), d // heads)), noise)
+    return _regained(y, _root(size_y) * _root(xp.repeat(xp.reshape(size_w, (-1,)), d // heads)), noise)
 
 
 def _through_kernel(X: Array, size: Array, W: Array, direction: int) -> tuple[Array, Array]:
@@ -117,7 +117,7 @@ def correlation(x: Array, g: Array, *, lags: int, heads: int, kernel: int) -> Ar
     for i in range(kernel):
         offset = kernel - 1 - i
         # Rows and channels of other scales meet at the largest one: by roots, since products may be out of range.
-        root = xp.sqrt(shift_channels(size_x, offset, heads)) * xp.sqrt(size_g)
+        root = _root(shift_channels(size_x, offset, heads)) * _root(size_g)
         largest = _by_head(root, heads, xp.max)
         share = root / xp.repeat(_or_one(largest), d // heads)
         P = xp.conj(shift_channels(X, offset, heads))
@@ -162,7 +162,13 @@ def _regained(y: Array, gain: Array, noise: Callable[[], Array]) -> Array:
 def _norms(a: Array, size: Array, axis: int) -> Array:
     """Return the Euclidean norms of `a / size` along `axis`."""
     xp = namespace_of(a)
-    return xp.sqrt(xp.sum(xp.abs(a / _or_one(size)) ** 2, axis=axis, keepdims=True))
+    return _root(xp.sum(xp.abs(a / _or_one(size)) ** 2, axis=axis, keepdims=True))
+
+
+def _root(a: Array) -> Array:
+    """Return the square root of what is not negative, with a finite derivative at 0 where a library differentiates."""
+    xp = namespace_of(a)
+    return xp.where(a > 0, xp.sqrt(_or_one(a)), xp.zeros_like(a))
 
 
 def _or_one(size: Array) -> Array:
