@@ -71,9 +71,17 @@ def computed_in(*arrays: Array) -> tuple[Any, list[Array]]:
 def values_known(*arrays: Array | None) -> bool:
     """Return whether a Python branch may look at the arrays' values: not in code that is being traced or compiled."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
+    if torch is not None and (torch.compiler.is_compiling() or any(_is_stand_in(torch, array) for array in arrays)):
         return False
     return not any(array is not None and (is_traced(array) or compat.is_dask_array(array)) for array in arrays)
+
+
+def _is_stand_in(torch: Any, array: Array | None) -> bool:
+    """Return whether a tensor stands for values: the compiler's, `torch.func`'s, or the meta device's."""
+    if not isinstance(array, torch.Tensor):
+        return False
+    named = type(array).__name__ in ("FakeTensor", "FunctionalTensor")
+    return named or array.is_meta or bool(torch._C._functorch.is_functorch_wrapped_tensor(array))
 
 
 def device_of(a: Array) -> Any:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from . import toeplitz
+from . import _masks, toeplitz
+from ._arrays import result_dtype_name
+from ._compile import one_operation
 from ._exchange import Array, namespace_of
 
 __all__ = ["mix_tokens"]
 
 
+@one_operation
 def mix_tokens(
     w: Array,
     x: Array,
@@ -87,7 +90,7 @@ def mix_tokens(
     y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, exact=exact, backend=backend)
     if mean or bias is not None:
         heads, (n, d) = _heads(w), x.shape[-2:] if x.ndim > 1 else (*x.shape, 1)
-        positions = None if segment_ids is None else _positions(xp, segment_ids, n)
+        positions = None if segment_ids is None else _positions(xp, x if x.ndim > 1 else x[:, None], segment_ids)
         by_head = xp.reshape(y, (*x.shape[:-2], n, heads, d // heads))  # (..., n, h, d/h)
         if mean:
             by_head = by_head / _at(xp, _running_sums(xp, w, heads, n), positions, n)
@@ -121,7 +124,7 @@ def _check_bias(w: Array, x: Array, bias: Array | None) -> None:
 
 def float32_at_least(xp: ModuleType, a: Array) -> Array:
     """Return half-precision values as float32, others as they are."""
-    return xp.astype(a, xp.float32) if str(a.dtype).endswith("float16") else a
+    return xp.astype(a, xp.float32) if result_dtype_name(a) in ("float16", "bfloat16") else a
 
 
 def _softplus(xp: ModuleType, a: Array) -> Array:
@@ -138,19 +141,10 @@ def _running_sums(xp: ModuleType, w: Array, heads: int, n: int) -> Array:
     return xp.cumulative_sum(rows, axis=1)
 
 
-def _positions(xp: ModuleType, segment_ids: Array, n: int) -> Array:
+def _positions(xp: ModuleType, x: Array, segment_ids: Array) -> Array:
     """Return the position of each token within its document, (..., n) with as many axes as `segment_ids`."""
-    segment_ids = xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], n))
-    ones = xp.ones_like(segment_ids)
-    index = xp.cumulative_sum(ones, axis=-1) - ones
-    new = segment_ids != xp.roll(segment_ids, 1, axis=-1)  # the first, compared with the last, starts at 0 anyway
-    start = xp.where(new, index, xp.zeros_like(index))
-    # The latest start so far is a running maximum, which the array API lacks: by doubling, in log2(n) steps.
-    step = 1
-    while step < n:
-        start = xp.concat([start[..., :step], xp.maximum(start[..., step:], start[..., :-step])], axis=-1)
-        step *= 2
-    return index - start
+    segment_ids = xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], x.shape[-2]))
+    return _masks.positions(x, segment_ids)[..., 0]
 
 
 def _at(xp: ModuleType, table: Array, positions: Array | None, n: int) -> Array:

@@ -7,6 +7,7 @@ import array_api_compat as compat
 from . import _dask, _direct, _maths, _registry
 from ._arrays import conj
 from ._checks import check_count, check_filter, check_heads, check_segments, check_signal, together
+from ._compile import one_operation
 from ._exchange import Array, namespace_of
 
 __all__ = [
@@ -22,6 +23,7 @@ LEAF = 16
 """Length up to which `causal_toeplitz_solve` multiplies by the inverse."""
 
 
+@one_operation
 def causal_toeplitz(w: Array, n: int) -> Array:
     """Return the lower-triangular Toeplitz matrices with first column `w`.
 
@@ -58,6 +60,7 @@ def causal_toeplitz(w: Array, n: int) -> Array:
     return _maths.toeplitz_block(w, (0, n), (0, n))
 
 
+@one_operation
 def causal_toeplitz_matmul(
     w: Array,
     x: Array,
@@ -136,6 +139,7 @@ def causal_toeplitz_matmul(
     return xp.reshape(y, shape)
 
 
+@one_operation
 def causal_toeplitz_correlate(
     x: Array,
     g: Array,
@@ -207,6 +211,7 @@ def causal_toeplitz_correlate(
     return c if kernel > 1 else xp.reshape(c, (heads, lags))
 
 
+@one_operation
 def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: str | None = None) -> Array:
     """Multiply by a general, rectangular Toeplitz matrix in O(n log n).
 
@@ -265,6 +270,7 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     return y[:p] if x.ndim == 1 else y[..., :p, :]
 
 
+@one_operation
 def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     """Return x with `T(w) x = y`, by halving: O(n log^2 n).
 
@@ -334,6 +340,7 @@ def _solve(w: Array, y: Array) -> Array:
     return xp.concat([first, _solve(w, rest - seen)], axis=-2)
 
 
+@one_operation
 def causal_toeplitz_inverse(w: Array, n: int) -> Array:
     """Return the first n lags of the inverse: `T(causal_toeplitz_inverse(w, n)) T(w) = 1`.
 

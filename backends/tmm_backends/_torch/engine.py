@@ -1,0 +1,213 @@
+"""The engine that computes with `torch.fft` and `torch.matmul`, on CPU and CUDA, in pieces that fit the cache."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tmm_core import _exchange, _maths
+from tmm_core._protocols import Request
+
+from .pieces import Scales, by_power, choose_method, pieces, read
+
+__all__ = ["TorchEngine"]
+
+
+class TorchEngine:
+    """Products of Torch tensors of any floating or complex dtype, with any strides."""
+
+    name = "torch"
+
+    def owns(self, array: Any) -> bool:
+        """Return whether `array` is a tensor."""
+        return isinstance(array, Tensor)
+
+    def receive(self, array: Any) -> Tensor:
+        """Return `array` as a tensor, on the same memory where that is possible."""
+        tensor: Tensor = _exchange.share(array, torch)
+        return tensor
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why a device is not served."""
+        if request.device == "traced":
+            return "the arrays are being traced and have no values that PyTorch could compute on"
+        if request.device not in ("cpu", "cuda", "meta"):
+            return f"PyTorch's engine computes on cpu and cuda, and the arrays are on {request.device!r}"
+        return None
+
+    @torch.no_grad()
+    def matmul(self, w: Tensor, x: Tensor, /, *, adjoint: bool, exact: bool, segment_ids: Tensor | None) -> Tensor:
+        """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
+        dtype, computed = _dtypes(w, x)
+        if x.numel() == 0:
+            return torch.zeros(x.shape, dtype=dtype, device=x.device)
+        w = w[..., : x.shape[-2]].to(computed)
+        if exact:
+            return _exact_product(w, x, adjoint, segment_ids).to(dtype)
+        scales = Scales.of_product(w, x)
+        if not scales.finite:
+            w, bad_w = _maths.split_finite(w)
+            x, bad_x = _maths.split_finite(x)
+            y = self.matmul(w, x, adjoint=adjoint, exact=False, segment_ids=segment_ids).to(dtype)
+            spoiled = _maths.spoiled_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
+            return y if spoiled is None else y.masked_fill_(spoiled, math.nan)
+        if segment_ids is None:
+            return _product(w, x, dtype, adjoint, scales)
+        return _product_by_segments(w, x, dtype, adjoint, segment_ids)
+
+    @torch.no_grad()
+    def correlate(
+        self, x: Tensor, g: Tensor, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Tensor | None
+    ) -> Tensor:
+        """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
+        dtype, computed = _dtypes(x, g)
+        result = torch.zeros((heads, kernel, lags), dtype=dtype, device=x.device)
+        if x.numel() == 0:
+            return result
+        used = min(lags, x.shape[-2])
+        shape = {"lags": used, "heads": heads, "kernel": kernel}
+        if exact:
+            c = _exact_correlation(x, g, computed, segment_ids, **shape)
+        elif not (scales := Scales.of_correlation(x, g, computed, heads)).finite:
+            x, bad_x = _maths.split_finite(x)
+            g, bad_g = _maths.split_finite(g)
+            c = self.correlate(x, g, exact=False, segment_ids=segment_ids, **shape)
+            spoiled = _maths.spoiled_lags(x, g, bad_x, bad_g, segment_ids=segment_ids, **shape)
+            c = c if spoiled is None else c.masked_fill_(spoiled, math.nan)
+        elif segment_ids is None:
+            c = _correlation(x, g, computed, scales, **shape)
+        else:
+            c = _correlation_by_segments(x, g, computed, segment_ids, **shape)
+        result[..., :used] = c
+        return result
+
+
+def _dtypes(*arrays: Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """Return the dtype of the result and the one that it is computed in."""
+    result: torch.dtype = getattr(torch, _maths.result_dtype_name(*arrays))
+    return result, torch.float32 if result in (torch.float16, torch.bfloat16) else result
+
+
+def _product(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool, scales: Scales) -> Tensor:
+    """Return the product of finite arrays in `dtype`, computed in that of `w`."""
+    heads, kernel, lags = w.shape
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    signals = x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
+    results = out.view(signals.shape)
+    method = choose_method(signals.shape, lags, w.dtype, x.device)
+    before, after = (0, kernel - 1) if adjoint else (kernel - 1, 0)
+    for some_heads, parts in pieces(signals.shape, kernel, x.device, method):
+        filters = method.filters(scales.unit_filters(w, some_heads), adjoint=adjoint)
+        for part in parts:
+            block, shares, exponents = scales.unit_signals(signals, part, before, after, kernel, adjoint)
+            target = read(results, part)
+            if exponents is None:
+                method.product(filters, block, target, adjoint=adjoint, shares=None)
+            else:
+                unit = torch.empty(target.shape, dtype=w.dtype, device=x.device)
+                method.product(filters, block, unit, adjoint=adjoint, shares=shares)
+                target.copy_(by_power(unit, exponents))
+    if scales.safe or bool(out.isfinite().all()):
+        return out
+    # Rounding noise of a far larger neighbour in time may overflow where the exact result would not.
+    repaired = _maths.causal_toeplitz_matmul(w, x.to(w.dtype), adjoint=adjoint, exact=False, segment_ids=None)
+    return torch.where(out.isfinite(), out, repaired.to(dtype))
+
+
+def _correlation(
+    x: Tensor, g: Tensor, dtype: torch.dtype, scales: Scales, *, lags: int, heads: int, kernel: int
+) -> Tensor:
+    """Return the correlation of finite arrays, in `dtype`."""
+    signals = x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
+    targets = g.reshape(signals.shape)
+    method = choose_method(signals.shape, lags, dtype, x.device)
+    out = torch.empty((heads, kernel, lags), dtype=dtype, device=x.device)
+    largest = scales.largest_pairs(kernel)
+    for some_heads, parts in pieces(signals.shape, kernel, x.device, method):
+        total = method.nothing(some_heads.stop - some_heads.start, kernel)
+        for part in parts:
+            sources, ends, shares = scales.unit_pairs(signals, targets, part, kernel, largest)
+            method.correlate(total, sources, ends, shares=shares)
+        out[some_heads] = method.lags(total, lags)
+    if largest is not None:
+        out = by_power(out, largest[..., None])
+        if not bool(out.isfinite().all()):
+            shape = {"lags": lags, "heads": heads, "kernel": kernel}
+            pair = x.to(dtype), g.to(dtype)
+            repaired = _maths.causal_toeplitz_correlate(*pair, exact=False, segment_ids=None, **shape)
+            out = torch.where(out.isfinite(), out, repaired)
+    return out
+
+
+def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool, segment_ids: Tensor) -> Tensor:
+    """Return the product within documents, some rows and channels at a time."""
+    heads, kernel, _ = w.shape
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    signals = x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
+    results, ids = out.view(signals.shape), segment_ids.expand(x.shape[:-1]).reshape(signals.shape[:2])
+
+    def product(w: Tensor, x: Tensor) -> Tensor:
+        w = w[..., : x.shape[-2]]
+        return _product(w, x, w.dtype, adjoint, Scales.of_product(w, x))
+
+    for some_heads, parts in pieces(signals.shape, kernel, x.device, whole_heads=kernel > 1):
+        for part in parts:
+            block = signals[part.rows, :, part.heads, part.channels]
+            y = _maths.by_segments(product, w[some_heads], block.flatten(2), ids[part.rows], adjoint=adjoint)
+            results[part.rows, :, part.heads, part.channels] = y.view(block.shape)
+    return out
+
+
+def _correlation_by_segments(
+    x: Tensor, g: Tensor, dtype: torch.dtype, segment_ids: Tensor, *, lags: int, heads: int, kernel: int
+) -> Tensor:
+    """Return the correlation within documents, some rows and channels at a time."""
+    signals = x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
+    targets, ids = g.reshape(signals.shape), segment_ids.expand(x.shape[:-1]).reshape(signals.shape[:2])
+    out = torch.zeros((heads, kernel, lags), dtype=dtype, device=x.device)
+    for some_heads, parts in pieces(signals.shape, kernel, x.device, whole_heads=kernel > 1):
+        count = some_heads.stop - some_heads.start
+
+        def correlate(x: Tensor, g: Tensor, lags: int, count: int = count) -> Tensor:
+            scales = Scales.of_correlation(x, g, dtype, count)
+            return _correlation(x, g, dtype, scales, lags=min(lags, x.shape[-2]), heads=count, kernel=kernel)
+
+        for part in parts:
+            at = (part.rows, slice(None), part.heads, part.channels)
+            blocks = signals[at].flatten(2).to(dtype), targets[at].flatten(2).to(dtype)
+            out[some_heads] += _maths.correlate_by_segments(correlate, *blocks, ids[part.rows], lags=lags)
+    return out
+
+
+def _exact_product(w: Tensor, x: Tensor, adjoint: bool, segment_ids: Tensor | None) -> Tensor:
+    """Return the product by direct sums, row by row in float64: no flag for faster float32 products touches those."""
+    ids = None if segment_ids is None else segment_ids.expand(x.shape[:-1]).reshape(-1, x.shape[-2])
+    rows = x.reshape(-1, *x.shape[-2:])
+    out = torch.empty(rows.shape, dtype=w.dtype, device=x.device)
+    for i, row in enumerate(rows):
+        part = None if ids is None else ids[i]
+        wide = _maths.causal_toeplitz_matmul(_doubled(w), _doubled(row), adjoint=adjoint, exact=True, segment_ids=part)
+        out[i] = wide
+    return out.view(x.shape)
+
+
+def _exact_correlation(
+    x: Tensor, g: Tensor, dtype: torch.dtype, segment_ids: Tensor | None, *, lags: int, heads: int, kernel: int
+) -> Tensor:
+    """Return the correlation by direct sums, row by row in float64."""
+    ids = None if segment_ids is None else segment_ids.expand(x.shape[:-1]).reshape(-1, x.shape[-2])
+    total: Any = 0
+    for i, (source, target) in enumerate(zip(x.reshape(-1, *x.shape[-2:]), g.reshape(-1, *g.shape[-2:]), strict=True)):
+        part = None if ids is None else ids[i]
+        total = total + _maths.causal_toeplitz_correlate(
+            _doubled(source), _doubled(target), lags=lags, heads=heads, kernel=kernel, exact=True, segment_ids=part
+        )
+    result: Tensor = total.to(dtype)
+    return result
+
+
+def _doubled(a: Tensor) -> Tensor:
+    return a.to(torch.complex128 if a.is_complex() else torch.float64)

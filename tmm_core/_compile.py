@@ -1,0 +1,42 @@
+"""How `torch.compile` meets the public functions: each as one operation, without the core importing torch."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["one_operation"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_waiting: list[Callable[..., Any]] = []
+
+
+def one_operation(function: F) -> F:
+    """Make `function` one operation in graphs of `torch.compile`, which then need not follow its checks and choices.
+
+    The compiler's later stages trace through it, with the bridge's differentiation and its recorded operations.
+    """
+    _waiting.append(function)
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        _admit()
+        return function(*args, **kwargs)
+
+    return called  # type: ignore[return-value]
+
+
+def _admit() -> bool:
+    """Tell the compiler, once it has been imported, which functions it may take as they are."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        while _waiting:
+            dynamo.allow_in_graph(_waiting.pop())
+    return True
+
+
+# What torch.compiler.assume_constant_result sets: the compiler really calls the function, before it looks at the next.
+_admit._dynamo_marked_constant = True  # type: ignore[attr-defined]
