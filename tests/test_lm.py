@@ -11,6 +11,7 @@ import pytest
 from model_variants import VARIANTS, random_ids, random_params
 
 from tmm_core import TMMConfig, lm, mix_tokens
+from tmm_core.testing import Library
 
 HEADS = VARIANTS["heads"]
 PAPER_SIZE = TMMConfig(vocab_size=300, max_len=64, d_model=32, n_layers=2, n_heads=4)
@@ -184,11 +185,23 @@ def test_labels_of_another_shape_are_refused():
         lm.loss(params, ids[:, :1], HEADS)
 
 
-# --- JAX --------------------------------------------------------------------------------------------------------------
+# --- Other libraries --------------------------------------------------------------------------------------------------
 
 
 def on_jax(params: dict[str, Any]) -> dict[str, Any]:
     return {name: jnp.asarray(p) for name, p in params.items()}
+
+
+@pytest.mark.parametrize("name", ["two_layer_heads", "later"])
+@pytest.mark.parametrize("xp", ["array_api_strict", "torch", "jax-jit", "dask"], indirect=True)
+def test_every_library_computes_the_same(xp: Library, name: str):
+    config = VARIANTS[name]
+    params, ids = random_params(config), random_ids(config)
+    given = {key: xp.asarray(p, "float64") for key, p in params.items()}
+    whole = xp.transform(lambda p, i: (lm.forward(p, i, config), lm.loss(p, i, config)))
+    logits, loss = whole(given, xp.asarray(ids, "int64"))
+    assert xp.to_numpy(logits) == pytest.approx(lm.forward(params, ids, config), abs=1e-10)
+    assert float(xp.to_numpy(loss)) == pytest.approx(lm.loss(params, ids, config), rel=1e-10)
 
 
 @pytest.mark.parametrize("name", ["two_layer_heads", "later", "kernel_heads"])

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from . import _maths
-from ._exchange import Array, is_traced, namespace_of
+from ._arrays import result_dtype_name, values_known
+from ._exchange import Array, namespace_of
 from ._parameters import check_params, flops_per_token, frozen_names, init_params, parameter_shapes
 from .config import TMMConfig
 from .mixing import float32_at_least, mix_tokens
@@ -159,7 +159,7 @@ def _norm(xp: ModuleType, p: Params, x: Array, config: TMMConfig) -> Array:
     y = float32_at_least(xp, x)
     if config.norm == "rms":
         mean_square = xp.mean(y * y, axis=-1, keepdims=True)
-        y = y / xp.sqrt(mean_square + _EPS[_maths.result_dtype_name(x)]) * p["weight"]
+        y = y / xp.sqrt(mean_square + _EPS[result_dtype_name(x)]) * p["weight"]
     else:
         y = y - xp.mean(y, axis=-1, keepdims=True)
         y = y / xp.sqrt(xp.mean(y * y, axis=-1, keepdims=True) + 1e-5) * p["weight"] + p["bias"]
@@ -194,7 +194,7 @@ def _in_vocabulary(xp: ModuleType, ids: Array, size: int, what: str) -> Array:
     if not xp.isdtype(ids.dtype, "integral"):
         raise TypeError(f"expected integers for each {what}, got {ids.dtype}: tokens are whole numbers")
     known = (ids >= 0) & (ids < size)
-    if not is_traced(ids) and not bool(xp.all(known)):
+    if values_known(ids) and not bool(xp.all(known)):
         least, most = int(xp.min(ids)), int(xp.max(ids))
         raise ValueError(
             f"{what} {least if least < 0 else most} is outside the vocabulary of {size} tokens (0 to {size - 1}): "

@@ -1,0 +1,292 @@
+"""The PyTorch model: the same function as `tmm_core.lm`, with gradients, and what training tools ask of it."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from model_variants import VARIANTS, random_ids, random_params
+from torch import Tensor, nn
+
+from tmm_adapters.torch import ContextFullError, LanguageModel
+from tmm_core import TMMConfig, lm
+
+HEADS = VARIANTS["heads"]
+
+
+@pytest.fixture(params=sorted(VARIANTS))
+def config(request: pytest.FixtureRequest) -> TMMConfig:
+    return VARIANTS[request.param]
+
+
+def model_of(config: TMMConfig, dtype: Any = np.float32) -> LanguageModel:
+    return LanguageModel.from_params(random_params(config, dtype), config)
+
+
+def ids_of(config: TMMConfig, shape: tuple[int, ...] = (2, 12)) -> Tensor:
+    return torch.from_numpy(random_ids(config, shape))
+
+
+# --- The same model ---------------------------------------------------------------------------------------------------
+
+
+def test_logits_loss_and_gradients_are_those_of_the_definition(config: TMMConfig):
+    params, ids = random_params(config), random_ids(config)
+    model = LanguageModel.from_params(params, config)
+    out = model(torch.from_numpy(ids), labels=torch.from_numpy(ids))
+    out["loss"].backward()
+    assert out["logits"].dtype == torch.float64
+    assert out["logits"].detach().numpy() == pytest.approx(lm.forward(params, ids, config), rel=1e-9, abs=1e-9)
+    assert out["loss"].item() == pytest.approx(lm.loss(params, ids, config), rel=1e-9)
+    rng = np.random.default_rng(2)
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        direction = rng.standard_normal(parameter.shape)
+        slope = _slope(params, name, direction, ids, config)
+        assert np.vdot(parameter.grad.numpy(), direction) == pytest.approx(slope, rel=1e-6, abs=1e-8), name
+
+
+def _slope(params: dict[str, Any], name: str, direction: Any, ids: Any, config: TMMConfig, h: float = 1e-3) -> float:
+    """Return the directional derivative of the definition's loss by the central formula of order 4."""
+    f = [lm.loss({**params, name: params[name] + s * h * direction}, ids, config) for s in (-2, -1, 1, 2)]
+    return float((f[0] - 8 * f[1] + 8 * f[2] - f[3]) / (12 * h))
+
+
+def test_names_and_shapes_are_those_of_the_definition(config: TMMConfig):
+    model = LanguageModel(config)
+    assert {name: tuple(p.shape) for name, p in model.state_dict().items()} == lm.parameter_shapes(config)
+
+
+def test_the_same_seed_is_the_same_model_and_draws_nothing_from_torch():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    params = LanguageModel(HEADS, seed=7).params()
+    assert torch.equal(torch.rand(3), expected)
+    for name, p in lm.init_params(HEADS, np.random.default_rng(7)).items():
+        assert np.array_equal(params[name], p)
+
+
+def test_parameters_are_copied_both_ways():
+    given = random_params(HEADS)
+    model = LanguageModel.from_params(given, HEADS)
+    taken = model.params()
+    before = {name: p.copy() for name, p in given.items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    for name, p in before.items():
+        assert np.array_equal(given[name], p)
+        assert np.array_equal(taken[name], p)
+
+
+def test_parameters_of_any_layout_are_taken():
+    given = random_params(HEADS)
+    turned = {name: np.flip(np.flip(p).copy()) for name, p in given.items()}  # the same values, strides below zero
+    for p in turned.values():
+        p.flags.writeable = False
+    again = LanguageModel.from_params(turned, HEADS).params()
+    assert all(np.array_equal(again[name], p) for name, p in given.items())
+
+
+def test_bfloat16_parameters_go_there_and_back():
+    model = model_of(HEADS).to(torch.bfloat16)
+    again = LanguageModel.from_params(model.params(), HEADS)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    out = again(ids_of(HEADS), labels=ids_of(HEADS))
+    assert (out["logits"].dtype, out["loss"].dtype) == (torch.bfloat16, torch.float32)
+    exact = model_of(HEADS)(ids_of(HEADS))["logits"]
+    assert (out["logits"] - exact).abs().max() < 0.05 * exact.abs().max()  # eps 8e-3, ten roundings deep
+
+
+def test_the_model_can_be_made_without_values():
+    with torch.device("meta"):
+        model = LanguageModel(HEADS)
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_foreign_parameters_are_refused():
+    with pytest.raises(ValueError, match=r"unembed\.weight is missing"):
+        LanguageModel.from_params(random_params(VARIANTS["tied"]), HEADS)
+
+
+# --- What training tools ask for --------------------------------------------------------------------------------------
+
+
+def test_the_modules_are_standard_ones():
+    kinds = {name: type(module) for name, module in LanguageModel(HEADS).named_modules()}
+    for name in ("mlp.up", "mlp.down", "mix.in_proj", "mix.out_proj"):
+        assert kinds[f"blocks.0.{name}"] is nn.Linear
+    assert (kinds["embed"], kinds["unembed"], kinds["blocks.0.mix_norm"]) == (nn.Embedding, nn.Linear, nn.LayerNorm)
+    assert type(LanguageModel(VARIANTS["rms"]).blocks[0].mlp_norm) is nn.RMSNorm
+
+
+def test_every_module_computes_by_its_own_call(config: TMMConfig):
+    """Adapters and quantisers replace modules: a weight that is read past its module would ignore them."""
+    model, called = model_of(config), set()
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: called.add(name))
+    model(ids_of(config))
+    assert called >= {name for name, module in model.named_modules() if not isinstance(module, nn.ModuleList)}
+
+
+def test_frozen_parameters_stay(config: TMMConfig):
+    model = model_of(config)
+    before = model.params()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(ids_of(config), labels=ids_of(config))["loss"].backward()
+    optimizer.step()
+    moved = {name for name, p in model.params().items() if not np.array_equal(p, before[name])}
+    assert moved == set(before) - lm.frozen_names(config)
+
+
+def test_labels_of_minus_100_do_not_count():
+    model, ids = model_of(HEADS, np.float64), ids_of(HEADS)
+    labels = ids.clone()
+    labels[0, 2:] = -100
+    expected = lm.loss(model.params(), ids.numpy(), HEADS, labels=labels.numpy())
+    assert model(ids, labels=labels)["loss"].item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_accumulated_batches_give_the_mean_over_all_their_labels():
+    model, ids = model_of(HEADS, np.float64), ids_of(HEADS, (4, 12))
+    labels = ids.clone()
+    labels[0, 2:] = -100
+    whole = model(ids, labels=labels)["loss"]
+    count = (labels[:, 1:] != -100).sum()
+    parts = zip(ids.split(2), labels.split(2), strict=True)
+    halves = [model(i, labels=t, num_items_in_batch=count)["loss"] for i, t in parts]
+    assert (halves[0] + halves[1]).item() == pytest.approx(whole.item(), rel=1e-12)
+
+
+def test_attention_masks_are_never_ignored():
+    model, ids = model_of(HEADS), ids_of(HEADS)
+    mask = torch.ones_like(ids)
+    assert torch.equal(model(ids, attention_mask=mask)["logits"], model(ids)["logits"])
+    mask[1, 0] = 0
+    with pytest.raises(ValueError, match="attention_mask has zeros"):
+        model(ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize(("token", "named"), [(11, "11"), (-3, "-3")])
+def test_a_token_outside_the_vocabulary_is_refused(token: int, named: str):
+    model, ids = model_of(HEADS), ids_of(HEADS)
+    ids[1, 3] = token
+    with pytest.raises(ValueError, match=f"token {named} is outside the vocabulary of 11"):
+        model(ids)
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(3, dtype=torch.int64), torch.zeros(1, 3)])
+def test_other_input_ids_are_refused(ids: Tensor):
+    with pytest.raises(ValueError, match="input_ids must be integers of shape"):
+        model_of(HEADS)(ids)
+
+
+def test_a_sequence_longer_than_the_position_bias_is_refused():
+    with pytest.raises(ValueError, match=r"13 positions and the position bias only max_len=12"):
+        model_of(HEADS)(ids_of(HEADS, (1, 13)))
+
+
+@pytest.mark.parametrize("name", ["heads", "later", "two_layer_heads"])
+def test_autocast_computes_in_bfloat16_and_the_loss_in_float32(name: str):
+    model, ids = model_of(VARIANTS[name]), ids_of(VARIANTS[name])
+    exact = model(ids, labels=ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(ids, labels=ids)
+    out["loss"].backward()
+    assert (out["logits"].dtype, out["loss"].dtype) == (torch.bfloat16, torch.float32)
+    assert out["loss"].item() == pytest.approx(exact["loss"].item(), rel=0.05)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated:DeprecationWarning")  # of inductor's own import
+@pytest.mark.parametrize(("name", "backend"), [("heads", "aot_eager"), ("later", "aot_eager"), ("flat", "inductor")])
+def test_compiled_whole_it_computes_the_same(name: str, backend: str):
+    config = dataclasses.replace(VARIANTS[name], n_layers=1)
+    eager, ids = model_of(config, np.float64), ids_of(config)
+    whole = copy.deepcopy(eager)
+    compiled = torch.compile(whole, fullgraph=True, backend=backend)
+    expected, out = eager(ids, labels=ids), compiled(ids, labels=ids)
+    assert torch.allclose(out["logits"], expected["logits"], rtol=1e-9, atol=1e-9)
+    assert torch.allclose(out["loss"], expected["loss"], rtol=1e-9)
+    expected["loss"].backward()
+    out["loss"].backward()
+    for a, b in zip(whole.parameters(), eager.parameters(), strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-8, atol=1e-10)
+
+
+def test_compiled_code_makes_nan_of_a_mask_with_zeros():
+    model, ids = model_of(VARIANTS["no_blocks"]), ids_of(VARIANTS["no_blocks"])
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    mask = torch.ones_like(ids)
+    assert torch.allclose(compiled(ids, attention_mask=mask)["logits"], model(ids)["logits"])
+    mask[0, 3] = 0
+    assert compiled(ids, attention_mask=mask)["logits"].isnan().all()
+
+
+# --- Generation -------------------------------------------------------------------------------------------------------
+
+
+def test_greedy_generation_takes_the_likeliest_token_each_time():
+    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 3))
+    seen: list[int] = []
+    tokens = model.generate(prompt, 6, temperature=0, on_token=seen.append)
+    assert tokens.shape == (1, 9)
+    assert torch.equal(tokens[:, :3], prompt)
+    for t in range(3, 9):
+        assert tokens[0, t] == model(tokens[:, :t])["logits"][0, -1].argmax()
+    assert seen == tokens[0, 3:].tolist()
+    assert torch.equal(model.generate(prompt[0], 6, temperature=0), tokens[0])
+    assert torch.equal(model.generate(prompt, 6, top_p=1e-9), tokens)
+
+
+def test_sampling_follows_its_generator_and_keeps_within_top_p():
+    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 1))
+
+    def draw(seed: int, top_p: float = 1.0) -> int:
+        generator = torch.Generator().manual_seed(seed)
+        return int(model.generate(prompt, 1, temperature=2.0, top_p=top_p, generator=generator)[0, -1])
+
+    assert [draw(seed) for seed in range(20)] == [draw(seed) for seed in range(20)]
+    p = (model(prompt)["logits"][0, -1] / 2).softmax(-1).double()
+    counts = np.bincount([draw(seed) for seed in range(600)], minlength=11) / 600
+    assert counts == pytest.approx(p.detach().numpy(), abs=0.08)  # four standard deviations
+    order = p.argsort(descending=True)
+    kept = int((p[order].cumsum(0) < 0.5).sum()) + 1
+    assert {draw(seed, 0.5) for seed in range(200)} == set(order[:kept].tolist())
+
+
+def test_generation_ends_after_the_stop_token():
+    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 2))
+    tokens = model.generate(prompt, 8, temperature=0)
+    stop = int(tokens[0, 4])
+    first = tokens[0, 2:].tolist().index(stop)
+    assert torch.equal(model.generate(prompt, 8, temperature=0, stop_token=stop), tokens[:, : 3 + first])
+
+
+def test_generation_stops_clearly_where_the_position_bias_ends():
+    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 10))
+    with pytest.raises(ContextFullError, match=r"ends at max_len=12") as caught:
+        model.generate(prompt, 5, temperature=0)
+    assert caught.value.tokens.shape == (1, 13)  # the last token needs no place of its own
+    assert torch.equal(caught.value.tokens, model.generate(prompt, 3, temperature=0))
+    with pytest.raises(ContextFullError) as caught:
+        model.generate(ids_of(HEADS, (13,)), 1)
+    assert caught.value.tokens.shape == (13,)
+
+
+def test_a_model_without_position_bias_generates_on():
+    model = model_of(VARIANTS["no_position_bias"])
+    assert model.generate(ids_of(HEADS, (1, 10)), 10, temperature=0).shape == (1, 20)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [((1, 0), {}), ((2, 3), {}), ((1, 3), {"temperature": -1.0}), ((1, 3), {"top_p": 0.0}), ((1, 3), {"top_p": 1.5})],
+)
+def test_bad_sampling_options_are_refused(shape: tuple[int, ...], options: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"expected max_new_tokens|one sequence with a token or more"):
+        model_of(HEADS).generate(ids_of(HEADS, shape), 2, **options)
