@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations import get_available_reporting_integrations
+from transformers.integrations.integration_utils import get_available_reporting_integrations
 
 from .options import TrainingOptions
 
@@ -27,8 +27,8 @@ def training_arguments(options: TrainingOptions) -> TrainingArguments:
     ValueError
         If the device, or a service to report to, is not available.
     """
-    available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
-    if options.device in available and not available[options.device]():
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(options.device, True):
         raise ValueError(f"--device {options.device} is not available on this machine: leave it out, or take cpu")
     arguments = TrainingArguments(
         output_dir="",  # the run's, as soon as there is one
@@ -73,7 +73,7 @@ def in_first_process(arguments: TrainingArguments, function: Callable[[], T]) ->
 def _services(report_to: str) -> list[str] | str:
     """Return the services to report to, all known to the Trainer and installed."""
     names = [name.strip() for name in report_to.split(",") if name.strip() not in ("", "none")]
-    known = get_available_reporting_integrations()
+    known: list[str] = get_available_reporting_integrations()  # type: ignore[no-untyped-call]
     for name in names:
         if name not in known:
             raise ValueError(

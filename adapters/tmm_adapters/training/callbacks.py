@@ -63,11 +63,9 @@ class Flow(TrainerCallback):
         """Begin to wait for the next checkpoint."""
         self._saved_at = time.monotonic()
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: Any
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """End a run whose loss is no number: nothing can come of it."""
-        loss = logs.get("loss", 0.0)
+        loss = kwargs["logs"].get("loss", 0.0)
         if not math.isfinite(loss):
             raise ValueError(
                 f"training has diverged: the loss is {loss} at step {state.global_step}; start again with a smaller "
@@ -111,7 +109,7 @@ class Flow(TrainerCallback):
             sample = (time.monotonic() - start) * SAMPLE_TOKENS
         between = min(options.checkpoint_seconds, options.checkpoint_steps * step_seconds)
         saves = 60 * options.minutes / max(between, save)
-        return options.evaluations * (evaluate + sample) + saves * save
+        return float(options.evaluations * (evaluate + sample) + saves * save)
 
     def _any_process(self, flag: bool) -> bool:
         """Return whether any process says yes: all must stop after the same step."""
@@ -129,24 +127,16 @@ class Records(TrainerCallback):
         """Write into the folder of `run`."""
         self._run = run
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: Any
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add a line; the Trainer's summary at the end is none."""
+        logs = kwargs["logs"]
         if state.is_world_process_zero and ("loss" in logs or BITS in logs):
             self._run.record({"step": state.global_step, "time": round(time.time(), 2), **logs})
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module | None = None,
-        **_: Any,
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the lags of every layer."""
-        if state.is_world_process_zero and model is not None:
-            write_lags(self._run, state.global_step, model)
+        if state.is_world_process_zero:
+            write_lags(self._run, state.global_step, kwargs["model"])
 
 
 class Narration(TrainerCallback):
@@ -175,24 +165,15 @@ class Narration(TrainerCallback):
             left = (total - state.global_step) * seconds / done
         self._display.step(state.global_step, total, loss=self._loss, rate=self._rate, left=left)
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: Any
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Remember what the bar shows."""
-        self._loss = logs.get("loss", self._loss)
-        self._rate = logs.get("tokens_per_second", self._rate)
+        self._loss = kwargs["logs"].get("loss", self._loss)
+        self._rate = kwargs["logs"].get("tokens_per_second", self._rate)
 
-    def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        **_: Any,
-    ) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Show the held-out cost beside the yardsticks, and a sample."""
         if state.is_world_process_zero:
-            caption = f"step {state.global_step}: {compared(metrics[BITS], self._yardsticks)}"
+            caption = f"step {state.global_step}: {compared(kwargs['metrics'][BITS], self._yardsticks)}"
             self.sample(caption, SAMPLE_TOKENS)
 
     def sample(self, caption: str, n_tokens: int) -> None:
@@ -206,21 +187,21 @@ class Narration(TrainerCallback):
 
 
 def compared(bits: float, yardsticks: dict[str, float]) -> str:
-    """Return a held-out cost in words, with the best yardstick that it beats and the next that it does not.
+    """Return a held-out cost in words, between the yardsticks next to it.
 
     >>> compared(2.5, {"bigram": 3.5, "trigram": 2.7, "4-gram": 2.3})
-    'held out 2.500 bits per byte (better than trigram 2.700, not yet 4-gram 2.300)'
+    '2.500 bits per byte, below trigram 2.700, above 4-gram 2.300'
     """
     beaten = {name: cost for name, cost in yardsticks.items() if bits < cost}
     ahead = {name: cost for name, cost in yardsticks.items() if bits >= cost}
-    parts = []
+    parts = [f"{bits:.3f} bits per byte"]
     if beaten:
         name = min(beaten, key=lambda key: beaten[key])
-        parts.append(f"better than {name} {beaten[name]:.3f}")
+        parts.append(f"below {name} {beaten[name]:.3f}")
     if ahead:
         name = max(ahead, key=lambda key: ahead[key])
-        parts.append(f"not yet {name} {ahead[name]:.3f}")
-    return f"held out {bits:.3f} bits per byte" + (f" ({', '.join(parts)})" if parts else "")
+        parts.append(f"above {name} {ahead[name]:.3f}")
+    return ", ".join(parts)
 
 
 def write_lags(run: Run, step: int, model: nn.Module) -> None:

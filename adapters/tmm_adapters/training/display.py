@@ -100,7 +100,7 @@ class TerminalDisplay:
     def sample(self, caption: str, text: str) -> None:
         """Show what the model wrote."""
         self._console.print(Text(caption, style="bold"))
-        self._console.print(Padding(Text(printable(text), style="italic", overflow="fold"), (0, 0, 0, 2)))
+        self._console.print(Padding(Text(without_blank_lines(text), style="italic", overflow="fold"), (0, 0, 0, 2)))
 
     def stop(self) -> None:
         """Take the bar away."""
@@ -141,7 +141,7 @@ class PlainDisplay:
     def sample(self, caption: str, text: str) -> None:
         """Write what the model wrote, indented."""
         self.note(caption)
-        for line in printable(text).splitlines():
+        for line in without_blank_lines(text).splitlines():
             self.note(f"  {line}")
 
     def stop(self) -> None:
@@ -177,6 +177,11 @@ def printable(text: str) -> str:
     'a·[31mb\\tc'
     """
     return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+
+
+def without_blank_lines(text: str) -> str:
+    """Return the lines of a sample that say something: a terminal has few."""
+    return "\n".join(line for line in printable(text).splitlines() if line.strip())
 
 
 def duration(seconds: float) -> str:

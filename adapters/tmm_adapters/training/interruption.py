@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
-
-from .display import Display
 
 __all__ = ["Interruption"]
 
@@ -15,10 +15,10 @@ __all__ = ["Interruption"]
 class Interruption:
     """Remembers, inside its `with` block, that the user asked the run to stop."""
 
-    def __init__(self, display: Display) -> None:
-        """Announce the request on `display`."""
+    def __init__(self, *, silent: bool = False) -> None:
+        """Say that a request was heard, unless `silent`."""
         self.signal: int | None = None
-        self._display = display
+        self._silent = silent
         self._earlier: dict[int, Any] = {}
 
     @property
@@ -49,4 +49,6 @@ class Interruption:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
-        self._display.note("stopping: finishing this step and saving (once more to stop at once)")
+        if not self._silent:
+            # Not by print: the signal may have come in the middle of another.
+            os.write(sys.__stderr__.fileno(), b"\nstopping: finishing this step and saving (once more to stop at once)\n")

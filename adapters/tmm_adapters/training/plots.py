@@ -57,7 +57,9 @@ def plot_training(
 
 def _draw_curve(axes: Axes, title: str, curve: Sequence[tuple[int, float]], yardsticks: Mapping[str, float]) -> None:
     """Draw bits per byte against tokens, with the yardsticks as lines named at their right end."""
-    tokens, bits = [t / 1e6 for t, _ in curve], [b for _, b in curve]
+    most = max((t for t, _ in curve), default=0)
+    unit, name_of_unit = (1e6, "millions") if most >= 1e6 else (1e3, "thousands")
+    tokens, bits = [t / unit for t, _ in curve], [b for _, b in curve]
     values = bits + list(yardsticks.values())
     low, high = min(values), max(values)
     margin = 0.06 * max(high - low, 0.1)
@@ -90,7 +92,7 @@ def _draw_curve(axes: Axes, title: str, curve: Sequence[tuple[int, float]], yard
             zorder=4,
         )
     axes.set_title(title, fontsize=11, loc="left")
-    axes.set_xlabel("training tokens (millions)")
+    axes.set_xlabel(f"training tokens ({name_of_unit})")
     axes.set_ylabel("held-out bits per byte")
     axes.spines[["top", "right"]].set_visible(False)
 

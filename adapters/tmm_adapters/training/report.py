@@ -34,7 +34,7 @@ def header(run: Run, trainer: LanguageModelTrainer, data: Data) -> list[tuple[st
         ("backend", engine_name(trainer.args.device, options.precision)),
         ("text", Source.from_dict(run.description["source"]).name),
         ("", f"{data.text.n_bytes:,} bytes, {data.text.n_documents:,} documents, sha256 {data.text.sha256[:16]}"),
-        ("held out", f"{data.held_out.n_bytes:,} bytes, which cost in bits per byte"),
+        ("held out", f"{data.held_out.n_bytes:,} bytes, which cost, in bits per byte:"),
         ("", costs),
         ("training", f"{length}, {batch} x {config.max_len} tokens a step, learning rate {options.learning_rate:g}"),
         ("run", str(run.folder)),

@@ -130,7 +130,7 @@ def _train(
     arguments.max_steps = run.description["steps"] or UNKNOWN_STEPS
     data = open_data(run, Source.from_dict(run.description["source"]))
     samples, held_out = _windows(data, config, options)
-    with Interruption(display) as interruption:
+    with Interruption(silent=arguments.process_index != 0) as interruption:
         trainer = LanguageModelTrainer(
             LanguageModel(config, seed=options.seed),
             arguments,

@@ -55,6 +55,11 @@ class LanguageModelTrainer(Trainer):
         Says whether the user wants the run to end; looked at between the batches of an evaluation.
     """
 
+    model: LanguageModel
+    train_dataset: TrainingSamples
+    optimizer: torch.optim.Optimizer
+    lr_scheduler: torch.optim.lr_scheduler.LambdaLR | None
+
     def __init__(
         self,
         model: LanguageModel,
@@ -103,7 +108,8 @@ class LanguageModelTrainer(Trainer):
             generator=torch.Generator(),  # its own: an iterator over the loader draws a seed from somewhere
             pin_memory=self.args.device.type == "cuda",
         )
-        return self.accelerator.prepare(loader)
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
@@ -177,13 +183,12 @@ class LanguageModelTrainer(Trainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Read the optimiser's state; the learning rate follows from the step."""
-        if checkpoint is None:
+        if checkpoint is None or self.lr_scheduler is None:
             return
         state.read_optimizer(Path(checkpoint), self.model, self.optimizer)
-        schedule = self.lr_scheduler
-        schedule.last_epoch = self.first_step
+        self.lr_scheduler.last_epoch = self.first_step
         factor = learning_rate_factor(self.first_step, self.total_steps, self.options.warmup)
-        for group, peak in zip(self.optimizer.param_groups, schedule.base_lrs, strict=True):
+        for group, peak in zip(self.optimizer.param_groups, self.lr_scheduler.base_lrs, strict=True):
             group["lr"] = peak * factor
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -195,5 +200,5 @@ class LanguageModelTrainer(Trainer):
         """Do nothing: bfloat16 needs no loss scaling, and float16 is not offered."""
 
 
-def _as_it_is(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _as_it_is(batch: Any) -> Any:
     return batch

@@ -1,0 +1,358 @@
+"""The command line: what it prints, and that bad input is one clear line and never a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from tmm_adapters import cli
+from tmm_adapters.authors import read_authors
+from tmm_adapters.cli import main
+from tmm_adapters.cli.fields import add_fields, field_docstrings, given_fields
+from tmm_adapters.folder import load_model, read_config, read_tensors, save_model, write_tensors
+from tmm_adapters.training.display import printable
+from tmm_adapters.training.options import TrainingOptions
+from tmm_adapters.training.source import Source
+from tmm_core import TMMConfig, lm
+
+pytestmark = pytest.mark.filterwarnings("default")  # the Trainer's libraries warn as they please
+
+REFERENCE = Path(__file__).parent / "data"
+CONFIG = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=32)
+TINY = ["--d-model", "8", "--n-layers", "1", "--n-heads", "2", "--max-len", "16", "--batch", "2", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_model(tmp_path / "model", CONFIG, lm.init_params(CONFIG, np.random.default_rng(0)))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "words.txt").write_text("the head mixes every token with those before it. " * 60)
+    return tmp_path / "words.txt"
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail with one line on stderr; return the line."""
+
+    def check(*command: object) -> str:
+        capsys.readouterr()
+        code = main([str(part) for part in command])
+        error = capsys.readouterr().err
+        assert code in (1, 2), error
+        assert error.startswith("tmm: error: ")
+        assert error.count("\n") == 1, f"more than one line: {error}"
+        assert "a bug" not in error
+        return error
+
+    return check
+
+
+# tmm
+
+
+def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, tmm_adapters.cli as c; c.build_parser().format_help();"
+        "print([m for m in ('torch', 'transformers', 'jax', 'matplotlib', 'rich', 'datasets') if m in sys.modules])"
+    )
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+    assert done.stdout == "[]\n"
+    # A speed is no test; but ten times too slow is a heavy import by another name.
+    assert min(times) < 5
+
+
+@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "convert", "backends"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([*command.split(), "--help"])
+    assert stopped.value.code == 0
+    assert "usage: tmm" in capsys.readouterr().out
+
+
+def test_every_field_of_model_and_training_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    for cls in (TMMConfig, TrainingOptions, Source):
+        for name, note in field_docstrings(cls).items():
+            assert f"--{name.replace('_', '-')}" in shown
+            if cls is not Source or name != "text":
+                assert note.split()[0].strip("`") in shown
+
+
+def test_fields_become_options() -> None:
+    @dataclass
+    class Example:
+        n: int = 1
+        x: float | None = None
+        on: bool = True
+        kind: Literal["a", "b"] = "a"
+
+    parser = argparse.ArgumentParser()
+    add_fields(parser, Example)
+    assert given_fields(parser.parse_args([]), Example) == {}
+    given = given_fields(parser.parse_args(["--n", "3", "--x", "0.5", "--no-on", "--kind", "b"]), Example)
+    assert given == {"n": 3, "x": 0.5, "on": False, "kind": "b"}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--kind", "c"])
+
+
+def test_an_unforeseen_error_says_that_it_is_a_bug(
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    def broken(arguments: argparse.Namespace) -> int:
+        return {}["missing"]
+
+    monkeypatch.setattr("tmm_adapters.cli.backends.run", broken)
+    with pytest.raises(AssertionError, match="a bug"):
+        refused("backends")
+    with pytest.raises(KeyError):
+        main(["backends", "--debug"])
+
+
+def test_errors_of_other_libraries_are_not_taken_for_bad_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tmm_adapters.cli.backends.run", lambda arguments: np.zeros(3).reshape(2))
+    assert main(["backends"]) == 1
+    assert "a bug (ValueError: cannot reshape" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_anything_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(arguments: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tmm_adapters.cli.backends.run", stopped)
+    assert main(["backends"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# tmm train
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--n-heads", "3"], "n_heads=3 does not divide d_model=8"),
+        (["--steps", "0"], "--steps must be at least 1, and is 0"),
+        (["--minutes", "-1"], "--minutes must be more than 0"),
+        (["--prompt", ""], "--prompt must be some text"),
+        (["--vocab", "100"], "--vocab must be at least 257"),
+        (["--vocab", "300", "--tokenizer", "x.json"], "--tokenizer and --vocab are both given"),
+        (["--tokenizer", "x.json"], "there is no tokenizer file x.json"),
+        (["--vocab-size", "100"], "the tokenizer has 257 ids and the model only vocab_size=100"),
+        (["--text", "nowhere.txt"], "there is no text file nowhere.txt"),
+        (["--text", "a.txt", "--dataset", "b"], "--text and --dataset are both given"),
+        (["--device", "cuda"], "--device cuda is not available"),
+        (["--backend", "abacus"], "unknown backend 'abacus': choose 'auto' or one of"),
+        (["--report-to", "pigeons"], "--report-to pigeons is not available"),
+        (["--mean"], "mean=True asks for softplus=True"),
+        (["--max-len", "100000"], "training text is too short"),
+    ],
+)
+def test_train_refuses(
+    options: list[str], message: str, text: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    if options[:2] == ["--device", "cuda"] and torch.cuda.is_available():
+        options, message = ["--device", "mps"], "--device mps is not available"
+    command = ["train", *TINY, "--steps", "1", "--text", text, "--out", tmp_path / "run", *options]
+    assert message in refused(*command)
+    assert not (tmp_path / "run").exists(), "nothing is left of a run that could not begin"
+
+
+def test_train_refuses_empty_and_binary_text(tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)) * 20)
+    out = tmp_path / "run"
+    assert "empty.txt is empty" in refused("train", *TINY, "--text", tmp_path / "empty.txt", "--out", out)
+    assert "binary.txt" in refused("train", *TINY, "--text", tmp_path / "binary.txt", "--out", out)
+    assert not out.exists()
+
+
+def test_train_refuses_a_folder_that_is_not_empty(text: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    assert "is not empty: choose another folder" in refused("train", *TINY, "--text", text, "--out", tmp_path / "mine")
+    assert (tmp_path / "mine" / "letter").read_text() == "dear"
+
+
+def test_resume_refuses_what_is_no_run_and_new_options(
+    tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "is not the folder of a run" in refused("train", "--resume", tmp_path)
+    assert "leave out --batch, --steps" in refused("train", "--resume", tmp_path, "--steps", "3", "--batch", "2")
+    monkeypatch.chdir(tmp_path)
+    assert "there is no run in" in refused("train", "--resume")
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "run.json").write_text("{")
+    assert "run.json is damaged" in refused("train", "--resume", "runs/x")
+
+
+def test_an_unknown_backend_in_the_environment_is_refused(text: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; from tmm_adapters.cli import main; sys.exit(main(sys.argv[1:]))"]
+    options = ["train", *TINY, "--steps", "1", "--text", str(text), "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "TMM_BACKEND": "abacus"}
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert "TMM_BACKEND is 'abacus': unknown backend" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_newest_run_is_trained_sampled_and_measured(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The way of a newcomer, in plain lines since the output is no terminal; with a tokenizer of its own."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--steps", "3", "--text", str(text), "--vocab", "300", "--evaluations", "1", "--held-out-bytes", "500"]
+    assert main(["train", *TINY, *options]) == 0
+    said = capsys.readouterr().out
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", said), "control characters in a file"
+    for word in (
+        "parameters",
+        "FLOPs per token",
+        "device",
+        "backend",
+        "sha256",
+        "trigram",
+        "peak memory",
+        "training.png",
+    ):
+        assert word in said
+    (run,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"default-\d{8}-\d{6}", run.name)
+    assert (run / "tokenizer.json").is_file()
+    assert (run / "model" / "tokenizer.json").is_file()
+
+    assert main(["generate", "--prompt", "the head", "--tokens", "5"]) == 0
+    first = capsys.readouterr()
+    assert first.out.startswith("the head")
+    assert "tokens/s" in first.err
+    assert main(["generate", str(run / "model"), "--prompt", "the head", "--tokens", "5"]) == 0
+    assert capsys.readouterr().out == first.out, "the same seed writes the same text"
+
+    assert main(["eval", "--text", str(text)]) == 0
+    shown = capsys.readouterr().out
+    for name in ("this model", "unigram", "4-gram", "zlib"):
+        assert re.search(rf"{name} +\d+\.\d{{4}} bits per byte", shown)
+    assert main(["eval", str(shutil_copy(run / "model", tmp_path / "alone")), "--text", str(text)]) == 0
+    shown = capsys.readouterr().out
+    assert "zlib" in shown
+    assert "unigram" not in shown, "without the run there is no text to count"
+    assert main(["train", "--resume"]) == 2
+
+
+def shutil_copy(source: Path, target: Path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(source, target))
+
+
+# tmm generate and tmm eval
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", ""], "--prompt is empty"),
+        (["--prompt", "a", "--tokens", "0"], "--tokens must be at least 1"),
+        (["--prompt", "a", "--temperature", "-1"], "--temperature must be 0 or more"),
+        (["--prompt", "a", "--top-p", "0"], "--top-p must be above 0"),
+        (["--prompt", "a" * 40], "the prompt is too long: 41 tokens"),
+    ],
+)
+def test_generate_refuses(options: list[str], message: str, model: Path, refused: Callable[..., str]) -> None:
+    assert message in refused("generate", model, *options)
+
+
+def test_generate_refuses_what_is_no_model(tmp_path: Path, model: Path, refused: Callable[..., str]) -> None:
+    assert "there is no folder" in refused("generate", tmp_path / "nowhere", "--prompt", "a")
+    assert "is neither the folder of a run nor of a model" in refused("generate", tmp_path, "--prompt", "a")
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-1])
+    assert "is not a whole safetensors file" in refused("generate", model, "--prompt", "a")
+
+
+def test_generate_stops_where_the_context_is_full(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(model), "--prompt", "abc", "--tokens", "1000", "--temperature", "0"]) == 0
+    error = capsys.readouterr().err
+    assert int(error.split()[0]) <= CONFIG.max_len
+    assert "where the text ended or the context was full" in error
+
+
+def test_eval_refuses(tmp_path: Path, model: Path, text: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    assert "is empty" in refused("eval", model, "--text", tmp_path / "empty.txt")
+    assert "there is no text file" in refused("eval", model, "--text", tmp_path / "none.txt")
+    assert "--batch must be at least 1" in refused("eval", model, "--text", text, "--batch", "0")
+
+
+def test_eval_measures_a_text_shorter_than_the_context(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    assert main(["eval", str(model), "--text", str(tmp_path / "short.txt")]) == 0
+    cost = float(re.search(r"this model +([\d.]+)", capsys.readouterr().out)[1])
+    network, tokenizer = load_model(model, device="cpu")
+    ids = torch.tensor([[tokenizer.end_of_text, *tokenizer.encode("short"), tokenizer.end_of_text]])
+    nats = torch.nn.functional.cross_entropy(network(ids)["logits"][0, :-1], ids[0, 1:], reduction="sum").item()
+    assert cost == pytest.approx(nats / np.log(2) / 5, abs=1e-4)
+
+
+def test_what_steers_a_terminal_is_replaced() -> None:
+    assert printable("a\x1b[31m\nb\tc\r\x07é") == "a·[31m\nb\tc··é"
+
+
+# tmm convert
+
+
+def test_convert_reads_a_reference_and_writes_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
+    source = REFERENCE / "softplus_mean_heads4.safetensors"
+    assert "mean=" in refused("convert", source, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    assert main(["convert", str(source), str(tmp_path / "model"), "--mean"]) == 0
+    tensors = {k.removeprefix("param."): v for k, v in read_tensors(source).items() if k.startswith("param.")}
+    config, params = read_authors(tensors, mean=True)
+    assert read_config(tmp_path / "model") == config
+    written = read_tensors(tmp_path / "model" / "model.safetensors")
+    assert all((written[name] == params[name]).all() for name in params)
+    assert "parameters in" in capsys.readouterr().out
+    assert "is not empty" in refused("convert", source, tmp_path / "model", "--mean")
+
+
+def test_convert_refuses_what_it_does_not_know(tmp_path: Path, refused: Callable[..., str]) -> None:
+    write_tensors(tmp_path / "other.safetensors", {"transformer.wte": np.zeros((2, 2), np.float32)})
+    assert "transformer.wte" in refused("convert", tmp_path / "other.safetensors", tmp_path / "model")
+    (tmp_path / "pickle.pt").write_bytes(b"\x80\x04K\x01.")
+    assert "is not a whole safetensors file" in refused("convert", tmp_path / "pickle.pt", tmp_path / "model")
+    assert "there is no file" in refused("convert", tmp_path / "none", tmp_path / "model")
+
+
+def test_commands_are_documented() -> None:
+    assert all(command.__doc__.startswith("`tmm ") for command in cli.COMMANDS)

@@ -1,0 +1,453 @@
+"""Training runs: what they leave, and that nothing is lost when they are cut short."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import pickle
+import pkgutil
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tmm_adapters.cli import main
+from tmm_adapters.folder import read_tensors
+from tmm_adapters.text import open_text
+from tmm_adapters.tokens import TokenWindows, bits_per_byte, open_tokens
+from tmm_adapters.torch import LanguageModel
+from tmm_adapters.training import checkpoints
+from tmm_adapters.training.measure import held_out_nats
+from tmm_adapters.training.order import TrainingSamples
+from tmm_adapters.training.pace import Clock, Pace, evaluation_steps, learning_rate_factor
+from tmm_adapters.training.runs import Run
+from tmm_core import TMMConfig
+
+pytestmark = pytest.mark.filterwarnings("default")  # the Trainer's libraries warn as they please
+
+MODEL = ["--d-model", "8", "--n-layers", "2", "--n-heads", "2", "--max-len", "16"]
+STEPS = 12
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+CHEAP = [*MODEL, "--batch", "2", "--device", "cpu", "--held-out-bytes", "400"]
+SETTLED = [*CHEAP, "--accumulate", "2", "--evaluations", "3", "--checkpoint-steps", "4"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: for models this small, threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few kilobytes of words."""
+    rng = np.random.default_rng(7)
+    words = ["the", "of", "model", "token", "head", "lag", "mixes", "a", "causal", "product"]
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("\n".join(" ".join(rng.choice(words, 12)) + "." for _ in range(150)))
+    return path
+
+
+@pytest.fixture
+def arguments(text: Path) -> Callable[..., list[str]]:
+    def build(out: Path, *more: str) -> list[str]:
+        return ["train", "--text", str(text), "--out", str(out), "--steps", str(STEPS), *SETTLED, *more]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    assert main(["train", "--text", str(text), "--out", str(out), "--steps", str(STEPS), *SETTLED]) == 0
+    return out
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, batch: int, number: int = signal.SIGINT) -> None:
+    """Send this process a signal when training asks for its `batch`-th batch."""
+    original, asked = TrainingSamples.__getitems__, []
+
+    def getitems(self: TrainingSamples, indices: list[int]) -> dict[str, torch.Tensor]:
+        asked.append(indices)
+        if len(asked) == batch:
+            os.kill(os.getpid(), number)
+        return original(self, indices)
+
+    monkeypatch.setattr(TrainingSamples, "__getitems__", getitems)
+
+
+# What a run leaves
+
+
+def test_a_run_leaves_what_it_promises(finished: Path) -> None:
+    run = Run.open(finished)
+    assert run.description["finished"]
+    assert run.plot.read_bytes().startswith(b"\x89PNG")
+    assert [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.checkpoints)] == [8, 12]
+    assert sorted(p.name for p in run.lags.iterdir()) == [f"step-{s:08d}.safetensors" for s in (4, 8, 12)]
+    assert read_tensors(run.lags / "step-00000012.safetensors")["blocks.1.mix.lags"].shape == (2, 16)
+    assert run.samples.read_text().count("== ") == 4  # three evaluations and the end
+    evaluated = {r["step"]: r["eval_bits_per_byte"] for r in records(finished) if "eval_bits_per_byte" in r}
+    assert list(evaluated) == [4, 8, 12]
+    assert evaluated[12] < evaluated[4] < 8.5
+    assert records(finished)[-1]["tokens"] == STEPS * 4 * 16
+
+
+def test_no_file_of_a_run_is_a_pickle(finished: Path) -> None:
+    suffixes = {path.suffix for path in finished.rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".jsonl", ".npy", ".png", ".safetensors", ".txt", ""}  # the text itself has none
+
+
+def test_every_held_out_byte_is_paid_for_once(finished: Path) -> None:
+    """Against a sum over single windows by hand, and against the record of the run."""
+    run = Run.open(finished)
+    config = TMMConfig.from_dict(run.description["config"])
+    model = LanguageModel.from_params(read_tensors(run.model / "model.safetensors"), config)
+    tokens = open_tokens(run.data / "held_out.npy")
+    nats, predicted = 0.0, 0
+    for start in range(0, len(tokens) - 1, config.max_len - 1):
+        ids = torch.from_numpy(tokens[start : start + config.max_len].astype(np.int64))
+        if len(ids) > 1:
+            logits = model(ids[None])["logits"][0, :-1]
+            nats += torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum").item()
+            predicted += len(ids) - 1
+    assert predicted == len(tokens) - 1
+    held_out = open_text(run.data / "text").split(400)[1]
+    recorded = records(finished)[-1]["eval_bits_per_byte"]
+    # The last window of the run begins earlier, to be full: its tokens have more context than in the sum by hand.
+    assert recorded == pytest.approx(nats / math.log(2) / held_out.n_bytes, rel=5e-3)
+    windows = TokenWindows(tokens, config.max_len)
+    assert recorded == pytest.approx(bits_per_byte(held_out_nats(model, windows, batch=3), held_out), rel=1e-6)
+    halves = [held_out_nats(model, windows, batch=2, rank=rank, world=2) for rank in range(2)]
+    assert sum(halves) == pytest.approx(held_out_nats(model, windows, batch=2), rel=1e-6)
+
+
+# Interrupted and resumed
+
+
+def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_weights(
+    finished: Path,
+    arguments: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        signal_at(patch, batch=12)  # batches are fetched one ahead: in step 5 or 6
+        assert main(arguments(out)) == 130
+    said = capsys.readouterr().out
+    assert f"tmm train --resume {out}" in said
+    newest, skipped = checkpoints.newest_intact(out / "checkpoints")
+    assert newest is not None
+    assert skipped == []
+    assert 4 < checkpoints.step_of(newest) < 8
+    torch.manual_seed(1234)  # whatever the process did in between
+    assert main(["train", "--resume", str(out)]) == 0
+    assert weights(out) == weights(finished)
+    last = "checkpoints/step-00000012/optimizer.safetensors"
+    assert (out / last).read_bytes() == (finished / last).read_bytes()
+    same = [{k: r[k] for k in ("step", "eval_bits_per_byte") if k in r} for r in records(out)]
+    assert [r for r in same if len(r) == 2] == [
+        {k: r[k] for k in ("step", "eval_bits_per_byte")} for r in records(finished) if "eval_bits_per_byte" in r
+    ]
+
+
+def test_kill_9_loses_the_time_since_the_last_checkpoint_only(
+    finished: Path, arguments: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "killed"
+    code = """if True:
+        import os, signal, sys
+        from tmm_adapters.training.callbacks import Flow
+        from tmm_adapters.cli import main
+        original = Flow.on_step_end
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 10:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(self, args, state, control, **kwargs)
+        Flow.on_step_end = on_step_end
+        main(sys.argv[1:])
+    """
+    command = [sys.executable, "-c", code, *arguments(out)]
+    done = subprocess.run(command, capture_output=True, check=False, env=ONE_THREAD)
+    assert done.returncode == -signal.SIGKILL
+    assert main(["train", "--resume", str(out)]) == 0
+    assert f"resuming from {out / 'checkpoints' / 'step-00000008'}" in capsys.readouterr().out
+    assert weights(out) == weights(finished)
+
+
+def test_sigterm_ends_with_143(
+    arguments: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signal_at(monkeypatch, batch=6, number=signal.SIGTERM)
+    assert main(arguments(tmp_path / "run")) == 143
+    assert checkpoints.newest_intact(tmp_path / "run" / "checkpoints")[0] is not None
+
+
+def test_a_finished_run_says_so(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", str(finished)]) == 2
+    assert "is finished, nothing is left to resume" in capsys.readouterr().err
+
+
+def test_a_run_that_missed_only_its_end_is_finished(finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "late"
+    shutil.copytree(finished, out)
+    run = Run.open(out)
+    run.describe(finished=False)
+    shutil.rmtree(run.model)
+    run.plot.unlink()
+    run.forget_after(11)  # the last evaluation too
+    assert main(["train", "--resume", str(out)]) == 0
+    assert weights(out) == weights(finished)
+    assert run.plot.exists()
+    assert records(out)[-1]["eval_bits_per_byte"] == records(finished)[-1]["eval_bits_per_byte"]
+
+
+# Checkpoints
+
+
+def unfinished(finished: Path, out: Path) -> Run:
+    """Return a copy of a run that could go on from its checkpoints."""
+    shutil.copytree(finished, out)
+    run = Run.open(out)
+    run.describe(finished=False, steps=14, options={**run.description["options"], "steps": 14})
+    shutil.rmtree(run.model)
+    return run
+
+
+def test_damaged_checkpoints_are_skipped_and_named(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = unfinished(finished, tmp_path / "run")
+    path = run.checkpoints / "step-00000012" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert main(["train", "--resume", str(run.folder)]) == 0
+    said = capsys.readouterr().out
+    assert "skipped" in said
+    assert "model.safetensors is damaged: its checksum is wrong" in said
+    assert "step-00000008" in said
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda d: (d / "complete.json").unlink(), "incomplete"),
+        (lambda d: (d / "complete.json").write_text("{"), "complete.json is damaged"),
+        (lambda d: (d / "optimizer.safetensors").unlink(), "optimizer.safetensors is missing"),
+        (lambda d: (d / "optimizer.safetensors").write_bytes(b"x"), "optimizer.safetensors is truncated: 1 bytes"),
+    ],
+)
+def test_what_is_wrong_with_a_checkpoint_is_said(
+    finished: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    shutil.copytree(finished / "checkpoints", tmp_path / "checkpoints")
+    damage(tmp_path / "checkpoints" / "step-00000012")
+    newest, skipped = checkpoints.newest_intact(tmp_path / "checkpoints")
+    assert newest == tmp_path / "checkpoints" / "step-00000008"
+    assert len(skipped) == 1
+    assert reason in skipped[0]
+
+
+@pytest.mark.parametrize("point", ["model", "optimizer", "state", "complete", "rename"])
+def test_a_full_disk_leaves_the_earlier_checkpoint(
+    arguments: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    point: str,
+) -> None:
+    out = tmp_path / "full"
+    fail_second(monkeypatch, point)
+    assert main(arguments(out)) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert f"make room, then tmm train --resume {out}" in said
+    assert "Traceback" not in said
+    newest, skipped = checkpoints.newest_intact(out / "checkpoints")
+    assert newest is not None
+    assert (newest.name, skipped) == ("step-00000004", [])
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def fail_second(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    """Let the disk be full when the second checkpoint reaches `point`."""
+    place = {
+        "model": ("tmm_adapters.training.trainer.write_model", None),
+        "optimizer": ("tmm_adapters.training.state.write_optimizer", None),
+        "state": ("transformers.TrainerState.save_to_json", None),
+        "complete": ("tmm_adapters.training.checkpoints.write_json", None),
+        "rename": ("pathlib.Path.rename", "step-"),
+    }[point]
+    owner, name = place[0].rsplit(".", 1)
+    target = pkgutil.resolve_name(owner)
+    original, calls = getattr(target, name), []
+
+    def failing(*args: object, **kwargs: object) -> object:
+        if place[1] is None or place[1] in str(args[-1]):
+            calls.append(args)
+            if len(calls) == 2:
+                raise OSError(28, "No space left on device")
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(target, name, failing)
+
+
+def test_hostile_pickles_in_a_checkpoint_do_not_run(finished: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+
+    class Hostile:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (marker,))
+
+    pickle.loads(pickle.dumps(Hostile()))
+    assert marker.exists(), "the pickle is not hostile, and the test would prove nothing"
+    marker.unlink()
+    run = unfinished(finished, tmp_path / "run")
+    names = ("optimizer.pt", "optimizer.bin", "scheduler.pt", "scaler.pt", "rng_state.pth", "training_args.bin")
+    for name in (*names, "pytorch_model.bin"):
+        (run.checkpoints / "step-00000012" / name).write_bytes(pickle.dumps(Hostile()))
+        torch.save(Hostile(), run.checkpoints / "step-00000008" / name)
+    assert main(["train", "--resume", str(run.folder)]) == 0
+    assert not marker.exists()
+
+
+# Minutes, schedule, order
+
+
+def test_minutes_become_steps_and_are_stored(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "minutes"
+    signal_at(monkeypatch, batch=40)
+    assert main(["train", "--text", str(text), "--out", str(out), "--minutes", "5", *CHEAP]) == 130
+    run = Run.open(out)
+    steps = run.description["steps"]
+    assert steps > 100
+    newest, _ = checkpoints.newest_intact(run.checkpoints)
+    assert newest is not None
+    state = json.loads((newest / "trainer_state.json").read_text())
+    assert state["max_steps"] == steps
+
+
+def test_pace_fits_what_is_left_into_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    clock = Clock()
+    pace = Pace(1.0, clock, other_seconds=lambda step_seconds: 10 * step_seconds)
+    found = None
+    for step in range(1, 100):
+        now[0] += 5.0 if step <= 3 else 0.5  # the first steps are slow, and not timed
+        found = pace.step_done(step)
+        if found is not None:
+            break
+    assert step == 23
+    assert found == 23 + int((60 - 5 - 25) / 0.5)
+
+
+def test_pace_does_not_wait_for_twenty_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    pace = Pace(1.0, Clock(), other_seconds=lambda step_seconds: 0.0)
+    for expected in (None, None, 6):
+        now[0] += 10.0
+        found = pace.step_done(int(now[0] / 10))
+        assert found == expected
+
+
+def test_the_learning_rate_rises_and_falls_to_zero() -> None:
+    factors = [learning_rate_factor(step, 100, 10) for step in range(100)]
+    assert factors[:10] == pytest.approx([(i + 1) / 11 for i in range(10)])
+    assert factors[10] == 1.0
+    assert all(a > b for a, b in itertools.pairwise(factors[10:]))
+    assert 0 < factors[-1] < 1e-3
+    assert [learning_rate_factor(s, None, 10) for s in (0, 9, 10, 10**6)] == [1 / 11, 10 / 11, 1.0, 1.0]
+    assert max(learning_rate_factor(s, 8, 1000) for s in range(8)) == 1.0, "a warm-up ends within a short run"
+
+
+def test_the_learning_rate_of_a_run_follows_the_schedule(finished: Path) -> None:
+    found = {r["step"]: r["learning_rate"] for r in records(finished) if "learning_rate" in r}
+    assert found[10] == pytest.approx(2e-3 * learning_rate_factor(9, STEPS, 50))
+
+
+@pytest.mark.parametrize(("total", "evaluations"), [(100, 10), (7, 10), (1, 1), (95, 4)])
+def test_the_last_step_is_always_evaluated(total: int, evaluations: int) -> None:
+    steps = evaluation_steps(total, evaluations)
+    assert max(steps) == total
+    assert min(steps) >= 1
+    assert len(steps) == min(total, evaluations)
+
+
+def test_a_pass_reads_the_text_once_and_the_next_reads_it_otherwise() -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    samples = TrainingSamples(tokens, 16, seed=3)
+    first = samples.__getitems__(range(samples.per_pass))["input_ids"]
+    assert first.shape == (61, 16)
+    assert len(set(first.flatten().tolist())) == 61 * 16, "no token twice in a pass"
+    assert (first.diff(dim=1) == 1).all(), "a sample is a stretch of text"
+    second = samples.__getitems__(range(samples.per_pass, 2 * samples.per_pass))["input_ids"]
+    assert not torch.equal(first, second)
+    again = TrainingSamples(tokens, 16, seed=3)
+    assert torch.equal(again.__getitems__([100, 5])["input_ids"], samples.__getitems__([100, 5])["input_ids"])
+    assert not torch.equal(TrainingSamples(tokens, 16, seed=4).__getitems__([5])["input_ids"], first[5:6])
+
+
+@pytest.mark.parametrize("n_tokens", [16, 17, 31, 33])
+def test_texts_of_about_one_context_can_be_read(n_tokens: int) -> None:
+    samples = TrainingSamples(np.arange(n_tokens), 16, seed=0)
+    assert samples.__getitems__(range(40))["input_ids"].shape == (40, 16)
+
+
+def test_a_text_shorter_than_one_context_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"training text is too short: 15 tokens, and one context needs 16"):
+        TrainingSamples(np.arange(15), 16, seed=0)
+
+
+def test_divergence_ends_the_run(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "--text", str(text), "--out", str(tmp_path / "run"), "--steps", "40", *CHEAP]
+    assert main([*command, "--learning-rate", "1e30", "--warmup", "0", "--clip", "0"]) == 2
+    assert "training has diverged: the loss is" in capsys.readouterr().err
+
+
+# Several processes
+
+
+def test_two_processes_train_one_run(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "two"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    tmm = [sys.executable, "-c", "import sys; from tmm_adapters.cli import main; sys.exit(main(sys.argv[1:]))"]
+    options = ["train", "--text", str(text), "--steps", "4", "--evaluations", "2", *CHEAP]
+    done = subprocess.run(
+        [*command, *tmm, *options, "--out", str(out)], capture_output=True, text=True, check=False, env=ONE_THREAD
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Toeplitz MLP Mixer") == 1, "only the first process speaks"
+    assert "2 processes" in done.stdout
+    assert [r["step"] for r in records(out) if "eval_bits_per_byte" in r] == [2, 4]
+    assert records(out)[-1]["tokens"] == 4 * 2 * 2 * 16
+    # Two processes with two sequences each do what one does with four.
+    alone = tmp_path / "one"
+    assert main([*options, "--out", str(alone), "--accumulate", "2"]) == 0
+    a, b = (read_tensors(folder / "model" / "model.safetensors") for folder in (out, alone))
+    for name in a:
+        np.testing.assert_allclose(a[name], b[name], rtol=0, atol=2e-5, err_msg=name)
