@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from model_variants import VARIANTS, random_ids, random_params
 from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
 
 from tmm_adapters.torch import ContextFullError, LanguageModel
 from tmm_core import TMMConfig, lm
@@ -160,6 +162,26 @@ def test_accumulated_batches_give_the_mean_over_all_their_labels():
     parts = zip(ids.split(2), labels.split(2), strict=True)
     halves = [model(i, labels=t, num_items_in_batch=count)["loss"] for i, t in parts]
     assert (halves[0] + halves[1]).item() == pytest.approx(whole.item(), rel=1e-12)
+
+
+def test_the_trainer_of_hugging_face_accumulates_exactly(tmp_path: Path):
+    """It passes the number of labels that count in all accumulated batches, if the model's class says that it may."""
+    ids = ids_of(HEADS)
+    labels = ids.clone()
+    labels[0, 2:] = -100
+    data = [{"input_ids": i, "labels": t} for i, t in zip(ids, labels, strict=True)]
+
+    options = TrainingArguments(
+        str(tmp_path), max_steps=1, per_device_train_batch_size=1, gradient_accumulation_steps=2, learning_rate=0.1,
+        optim="sgd", lr_scheduler_type="constant", max_grad_norm=0, use_cpu=True, report_to="none",
+        save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    model, expected = model_of(HEADS), model_of(HEADS)
+    Trainer(model, options, train_dataset=data).train()
+    expected(ids, labels=labels)["loss"].backward()
+    for name, parameter in model.named_parameters():
+        before = expected.get_parameter(name)
+        assert torch.allclose(parameter, before - 0.1 * before.grad, atol=1e-6), name
 
 
 def test_attention_masks_are_never_ignored():

@@ -65,7 +65,7 @@ def forward(params: Params, input_ids: Array, config: TMMConfig, *, backend: str
 
     Notes
     -----
-    O(n log n) time and O(n) memory in the length of the sequence. Source: arXiv 2605.06683, section 3.
+    O(n log n) time and O(n) memory in the length of the sequence. Source: arXiv 2605.06683.
 
     Examples
     --------
