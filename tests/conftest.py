@@ -69,6 +69,11 @@ def _torch(compiled: bool = False) -> Library:
 
     dtypes = ("float16", "bfloat16", *FLOATS, *COMPLEX)
     if compiled:
+        torch._dynamo.config.recompile_limit = 256  # the laws call one function with every dtype and number of axes
+        torch._dynamo.config.accumulated_recompile_limit = 4096
+        import torch._dynamo
+
+        torch._dynamo.config.recompile_limit = 64  # the laws call one function with every dtype and rank
         return Library("torch-compiled", asarray, to_numpy, dtypes, transform, True, compiled_vjp, 1)
     return Library("torch", asarray, to_numpy, dtypes, vjp=vjp, orders=2)
 
@@ -77,6 +82,7 @@ def _jax(jit: bool = False) -> Library:
     import jax
 
     jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_disable_most_optimizations", True)  # compilation is nearly all of the laws' time
 
     def asarray(values, dtype):
         return jax.numpy.asarray(values, dtype=dtype)
