@@ -95,8 +95,8 @@ def _jax(jit: bool = False) -> Library:
 
     dtypes = ("float16", "bfloat16", *FLOATS, *COMPLEX)
     if jit:
-        return Library("jax-jit", asarray, to_numpy, dtypes, jax.jit, True, vjp, 2)
-    return Library("jax", asarray, to_numpy, dtypes, vjp=vjp, orders=2)
+        return Library("jax-jit", asarray, to_numpy, dtypes, jax.jit, True, vjp, 2, 24)
+    return Library("jax", asarray, to_numpy, dtypes, vjp=vjp, orders=2, packed_length=24)
 
 
 def _dask() -> Library:

@@ -10,7 +10,7 @@ from ._arrays import conj, device_of, dtype_name, matmul, nan_where, shift_chann
 from ._exchange import Array, namespace_of
 from ._masks import spoiled_outputs
 
-__all__ = ["correlation", "product", "solve", "toeplitz_block"]
+__all__ = ["correlation", "inverse", "product", "solve", "toeplitz_block"]
 
 ROWS_AT_ONCE = 1 << 20
 """Entries of a Toeplitz matrix that a direct product holds at a time."""
@@ -108,27 +108,28 @@ def _diagonal_sums(g: Array, x: Array, lags: int) -> Array:
     return total[:, :lags]
 
 
-def solve(w: Array, y: Array) -> Array:
-    """Return x with `T(w) x = y` for few times, by the inverse and one refinement; `w` is `(h, k)`, y `(..., n, d)`."""
+def solve(w: Array, v: Array, y: Array) -> Array:
+    """Return x with `T(w) x = y` for few times n, by the first n lags `v` of the inverse and one refinement.
+
+    `w` and `v` are `(h, n)`, y is `(..., n, d)`.
+    """
     xp = namespace_of(w, y)
-    n = y.shape[-2]
-    first = xp.arange(n, device=device_of(w)) == 0
-    w = toeplitz_block(w, (0, n), (0, 1))[..., 0]  # zeros for lags that are missing
-    bad_w = (~xp.isfinite(w) | ((w == 0) & first))[:, None, :]
-    bad_y = ~xp.isfinite(y)
-    spoiled = spoiled_outputs(w[:, None, :], y, bad_w, bad_y, adjoint=False, segment_ids=None)
-    w = xp.where(bad_w[:, 0, :], xp.astype(first, w.dtype), w)
+    first = xp.arange(w.shape[-1], device=device_of(w)) == 0
+    bad_w, bad_y = ~xp.isfinite(w) | ((w == 0) & first), ~xp.isfinite(y)
+    spoiled = spoiled_outputs(w[:, None, :], y, bad_w[:, None, :], bad_y, adjoint=False, segment_ids=None)
+    w = xp.where(bad_w, xp.astype(first, w.dtype), w)[:, None, :]
     y = xp.where(bad_y, xp.zeros_like(y), y)
-    v = _inverse(w)[:, None, :]
-    w = w[:, None, :]
+    v = v[:, None, :]
     x = _product(v, y, adjoint=False)
     x = x + _product(v, y - _product(w, x, adjoint=False), adjoint=False)
     return nan_where(spoiled, x)
 
 
-def _inverse(w: Array) -> Array:
-    """Return the lags `(h, n)` of the inverse, by forward substitution."""
+def inverse(w: Array) -> Array:
+    """Return the lags of the inverse, by forward substitution, as many as `w` of shape `(h, n)` has."""
     xp = namespace_of(w)
+    first = xp.arange(w.shape[-1], device=device_of(w)) == 0
+    w = xp.where(xp.isfinite(w) & ((w != 0) | ~first), w, xp.astype(first, w.dtype))
     v = 1 / w[:, :1]
     for j in range(1, w.shape[-1]):
         known = xp.sum(w[:, 1 : j + 1] * xp.flip(v, axis=-1), axis=-1, keepdims=True)

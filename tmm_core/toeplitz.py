@@ -322,22 +322,29 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     dtype, (w, y) = _maths.computed_in(w, y)
     if 0 in shape:
         return xp.astype(y, dtype, copy=True)
-    return xp.reshape(xp.astype(_solve(w, y), dtype, copy=False), shape)
+    return xp.reshape(
+        xp.astype(_solve(w, _direct.inverse(_first_lags(w, min(LEAF, y.shape[-2]))), y), dtype, copy=False), shape
+    )
 
 
-def _solve(w: Array, y: Array) -> Array:
-    """Return the solution for `w` of shape `(h, k)`, `y` of shape `(..., n, d)`."""
+def _solve(w: Array, v: Array, y: Array) -> Array:
+    """Return the solution for `w` of shape `(h, k)`, y of shape `(..., n, d)`; `v` are the inverse's first lags."""
     xp = namespace_of(w, y)
     n = y.shape[-2]
     if n <= LEAF:
-        return _direct.solve(w, y)
+        return _direct.solve(_first_lags(w, n), v[:, :n], y)
     half = LEAF
     while 2 * half < n:
         half *= 2
-    first = _solve(w, y[..., :half, :])
+    first = _solve(w, v, y[..., :half, :])
     rest = y[..., half:, :]
     seen = causal_toeplitz_matmul(w, xp.concat([first, xp.zeros_like(rest)], axis=-2))[..., half:, :]
-    return xp.concat([first, _solve(w, rest - seen)], axis=-2)
+    return xp.concat([first, _solve(w, v, rest - seen)], axis=-2)
+
+
+def _first_lags(w: Array, n: int) -> Array:
+    """Return the first n lags, zeros where `w` has fewer."""
+    return _maths.toeplitz_block(w, (0, n), (0, 1))[..., 0]
 
 
 @one_operation
