@@ -385,7 +385,10 @@ def check_range(library: Library, backend: str) -> None:
     w, x = _normal(rng, 1, 1, n, dtype="float32"), _normal(rng, 1, n, 4, dtype="float32")
     last_w, last_x = np.zeros_like(w), np.zeros_like(x)
     last_w[..., -1], last_x[:, -1] = 3e38, 3e38
+    step = np.zeros_like(w)
+    step[..., :3] = -3e38, 3e38, 3e38  # sums of two overflow, those of three do not
     cases = {
+        "large terms that cancel": (step, np.ones_like(x)),
         "large signal, small filter": (w * np.float32(1e-30), x * np.float32(1e36)),
         "small signal, large filter": (w * np.float32(1e36), x * np.float32(1e-30)),
         "both small": (w * np.float32(1e-17), x * np.float32(1e-17)),
