@@ -264,16 +264,27 @@ def test_the_first_call_may_be_compiled_and_eager_use_loads_no_compiler():
 # What surrounds training ---------------------------------------------------------------------------------------------
 
 
-def test_autocast_and_lower_precision_of_matrix_products_change_nothing():
+def test_autocast_changes_nothing():
     w, x = draw(H, 300, dtype=torch.float32), draw(3, 300, 128, dtype=torch.float32)
     expected = product(w, x)
     with torch.autocast("cpu", torch.bfloat16):
         for backend in ("torch", "array_api"):
             torch.testing.assert_close(product(w, x, backend=backend), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_matrix_products_of_fewer_bits_are_not_used():
+    from tmm_backends._torch.pieces import choose_method
+    from tmm_backends._torch.transforms import Dense
+
+    def is_dense(dtype):
+        return isinstance(choose_method(torch.Size((3, 300, 2, 64)), 300, dtype, torch.device("cpu")), Dense)
+
     before = torch.backends.mkldnn.matmul.fp32_precision
+    assert is_dense(torch.float32)
     try:
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-        torch.testing.assert_close(product(w, x), expected, rtol=1e-5, atol=1e-4)
+        assert not is_dense(torch.float32)
+        assert is_dense(torch.float64)
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = before
 

@@ -63,7 +63,9 @@ def pieces(
     """Cut signals of `shape`, `(rows, n, heads, channels)`: first by heads, whose filters are then prepared once."""
     rows, n, heads, width = shape
     least, most = PIECE.get(device.type, PIECE_ELSEWHERE)
-    columns = max(1, min(max(shape.numel() // 16, least), most) // n)
+    columns = min(max(shape.numel() // 16, least), most) // n
+    # Eight complex64 side by side fill a cache line: below that, strided transforms read lines twice.
+    columns = max(1, columns, min(8, shape.numel() // (8 * n)))
     channels = width if whole_heads else min(width, max(columns, 4 * (kernel - 1)))
     channels = -(-width // -(-width // channels))  # equal pieces
     together = max(1, columns // width)
