@@ -15,6 +15,9 @@ __all__ = ["correlation", "inverse", "product", "solve", "toeplitz_block"]
 ROWS_AT_ONCE = 1 << 20
 """Entries of a Toeplitz matrix that a direct product holds at a time."""
 
+COLUMNS = 256
+"""Terms summed in one go: sums of sums err less, 0.3 and not 2.7 times the law's unit for 8192 equal terms."""
+
 
 def product(w: Array, x: Array, *, adjoint: bool) -> Array:
     """Return `T(w) x` or `T(w)^H x` for finite arrays."""
@@ -47,9 +50,11 @@ def _product(w: Array, x: Array, *, adjoint: bool) -> Array:
         low, high = (start, min(n, stop + lags - 1)) if adjoint else (max(0, start - lags + 1), stop)
         terms = [
             matmul(
-                toeplitz_block(w[:, i, :], (start, stop), (low, high), transpose=adjoint), shifted[i][..., low:high, :]
+                toeplitz_block(w[:, i, :], (start, stop), (first, min(high, first + COLUMNS)), transpose=adjoint),
+                shifted[i][..., first : min(high, first + COLUMNS), :],
             )
             for i in range(kernel)
+            for first in range(low, high, COLUMNS)
         ]
         parts.append(functools.reduce(lambda a, b: a + b, terms))
     y = parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2)

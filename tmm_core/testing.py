@@ -438,11 +438,14 @@ def check_errors(library: Library, backend: str) -> None:
         array = library.asarray(x.astype(dtype), dtype)
         for name, lags in filters.items():
             w = lags.astype(dtype).astype(np.longdouble)[None, None]
-            for adjoint in (False, True):
-                y = library.to_numpy(_matmul(library, backend, adjoint)(library.asarray(w.astype(dtype), dtype), array))
+            for adjoint, exact in ((False, False), (True, False), (False, True)):
+                run = _matmul(library, backend, adjoint, exact)
+                y = library.to_numpy(run(library.asarray(w.astype(dtype), dtype), array))
                 turn = -1 if adjoint else 1
                 expected = np.stack([np.convolve(w[0, 0], a[::turn])[:n][::turn] for a in x[0].T], axis=-1)[None]
-                _check_close(y, expected, _bound(w, x, dtype), f"error law of {dtype}, {name} filter, {adjoint=}")
+                _check_close(
+                    y, expected, _bound(w, x, dtype), f"error law of {dtype}, {name} filter, {adjoint=} {exact=}"
+                )
 
 
 def check_independence(library: Library, backend: str) -> None:
