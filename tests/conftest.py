@@ -76,7 +76,8 @@ def _torch(compiled: bool = False) -> Library:
         torch._dynamo.config.accumulated_recompile_limit = 4096
         import torch._dynamo
 
-        torch._dynamo.config.recompile_limit = 64  # the laws call one function with every dtype and rank
+        # The laws call one function with every backend, dtype and rank.
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1024
         return Library("torch-compiled", asarray, to_numpy, dtypes, transform, True, compiled_vjp, 1)
     return Library("torch", asarray, to_numpy, dtypes, vjp=vjp, orders=2)
 
