@@ -74,10 +74,6 @@ def _torch(compiled: bool = False) -> Library:
     if compiled:
         torch._dynamo.config.recompile_limit = 256  # the laws call one function with every dtype and number of axes
         torch._dynamo.config.accumulated_recompile_limit = 4096
-        import torch._dynamo
-
-        # The laws call one function with every backend, dtype and rank.
-        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1024
         return Library("torch-compiled", asarray, to_numpy, dtypes, transform, True, compiled_vjp, 1)
     return Library("torch", asarray, to_numpy, dtypes, vjp=vjp, orders=2)
 
