@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,8 +35,12 @@ TINY = ["--d-model", "8", "--n-layers", "1", "--n-heads", "2", "--max-len", "16"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: for models this small, threads only wait for each other."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -211,6 +215,8 @@ def test_resume_refuses_what_is_no_run_and_new_options(
     (tmp_path / "runs" / "x").mkdir(parents=True)
     (tmp_path / "runs" / "x" / "run.json").write_text("{")
     assert "run.json is damaged" in refused("train", "--resume", "runs/x")
+    (tmp_path / "runs" / "x" / "run.json").write_text('{"format": "tmm-run", "version": 1}')
+    assert "is damaged: 'preset' is missing" in refused("train", "--resume")
 
 
 def test_an_unknown_backend_in_the_environment_is_refused(text: Path, tmp_path: Path) -> None:

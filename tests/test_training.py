@@ -24,7 +24,8 @@ from tmm_adapters.folder import read_tensors
 from tmm_adapters.text import open_text
 from tmm_adapters.tokens import TokenWindows, bits_per_byte, open_tokens
 from tmm_adapters.torch import LanguageModel
-from tmm_adapters.training import checkpoints
+from tmm_adapters.training import checkpoints, state
+from tmm_adapters.training.interruption import Interruption
 from tmm_adapters.training.measure import held_out_nats
 from tmm_adapters.training.order import TrainingSamples
 from tmm_adapters.training.pace import Clock, Pace, evaluation_steps, learning_rate_factor
@@ -205,6 +206,20 @@ def test_sigterm_ends_with_143(
     assert checkpoints.newest_intact(tmp_path / "run" / "checkpoints")[0] is not None
 
 
+def test_the_second_signal_ends_at_once_but_not_an_echo_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    before = signal.getsignal(signal.SIGINT)
+    with Interruption() as interruption:
+        for now[0] in (10.0, 10.5):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interruption.exit_code == 130
+        now[0] = 12.0
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_a_finished_run_says_so(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--resume", str(finished)]) == 2
     assert "is finished, nothing is left to resume" in capsys.readouterr().err
@@ -334,6 +349,28 @@ def test_hostile_pickles_in_a_checkpoint_do_not_run(finished: Path, tmp_path: Pa
     assert not marker.exists()
 
 
+def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    state.write_random(tmp_path)
+    expected = torch.rand(3)
+    torch.manual_seed(6)
+    state.read_random(tmp_path)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_evaluations_and_samples_disturb_no_random_numbers(finished: Path) -> None:
+    """The generator that a run leaves is the one that its seed began: nothing has drawn from it."""
+    newest = finished / "checkpoints" / "step-00000012" / "random.safetensors"
+    torch.manual_seed(0)
+    assert torch.equal(read_tensors(newest, "pt")["cpu"], torch.get_rng_state())
+
+
+def test_the_state_of_another_model_is_refused(finished: Path) -> None:
+    other = LanguageModel(TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16))
+    with pytest.raises(ValueError, match=r"is of another model: .* does not fit"):
+        state.read_optimizer(finished / "checkpoints" / "step-00000012", other, torch.optim.AdamW(other.parameters()))
+
+
 # Minutes, schedule, order
 
 
@@ -346,8 +383,7 @@ def test_minutes_become_steps_and_are_stored(text: Path, tmp_path: Path, monkeyp
     assert steps > 100
     newest, _ = checkpoints.newest_intact(run.checkpoints)
     assert newest is not None
-    state = json.loads((newest / "trainer_state.json").read_text())
-    assert state["max_steps"] == steps
+    assert json.loads((newest / "trainer_state.json").read_text())["max_steps"] == steps
 
 
 def test_pace_fits_what_is_left_into_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="train a language model, or take a run up again",
         description="Train a Toeplitz MLP Mixer. Without options: three minutes, on the documentation of Python.",
         epilog="On several devices: torchrun --nproc-per-node N --no-python tmm train ...",
+        usage="tmm train [options]\n       tmm train --resume [DIR]",
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--preset", choices=tuple(PRESETS), help="the model to begin from (default: default)")

@@ -28,6 +28,7 @@ def training_arguments(options: TrainingOptions) -> TrainingArguments:
         If the device, or a service to report to, is not available.
     """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    on_cpu = options.device == "cpu" or (options.device == "auto" and not any(available.values()))
     if not available.get(options.device, True):
         raise ValueError(f"--device {options.device} is not available on this machine: leave it out, or take cpu")
     arguments = TrainingArguments(
@@ -41,7 +42,7 @@ def training_arguments(options: TrainingOptions) -> TrainingArguments:
         adam_beta2=options.beta2,
         max_grad_norm=options.clip,
         bf16=options.precision == "bfloat16",
-        use_cpu=options.device == "cpu",
+        use_cpu=on_cpu,
         torch_compile=options.compile,
         seed=options.seed,
         report_to=_services(options.report_to),
@@ -49,6 +50,7 @@ def training_arguments(options: TrainingOptions) -> TrainingArguments:
         logging_strategy="no",
         eval_strategy="no",
         save_strategy="no",
+        ddp_find_unused_parameters=False,  # every parameter takes part in every step
         ignore_data_skip=True,  # the samples begin where the run left off
         logging_nan_inf_filter=False,  # it would wait for the device at every step
         disable_tqdm=True,

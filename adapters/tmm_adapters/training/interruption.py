@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 __all__ = ["Interruption"]
+
+_ONE_PRESS = 1.0  # seconds: the terminal and torchrun both send a process the signal of one Ctrl-C
 
 
 class Interruption:
@@ -18,6 +20,7 @@ class Interruption:
     def __init__(self, *, silent: bool = False) -> None:
         """Say that a request was heard, unless `silent`."""
         self.signal: int | None = None
+        self._at = 0.0
         self._silent = silent
         self._earlier: dict[int, Any] = {}
 
@@ -46,9 +49,14 @@ class Interruption:
             signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
         if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = number
+            if now - self._at > _ONE_PRESS:
+                raise KeyboardInterrupt
+            return
+        self.signal, self._at = number, now
         if not self._silent:
             # Not by print: the signal may have come in the middle of another.
-            os.write(sys.__stderr__.fileno(), b"\nstopping: finishing this step and saving (once more to stop at once)\n")
+            os.write(
+                sys.__stderr__.fileno(), b"\nstopping: finishing this step and saving (once more to stop at once)\n"
+            )

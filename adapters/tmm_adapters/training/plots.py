@@ -18,6 +18,7 @@ __all__ = ["plot_training"]
 
 _INK, _GREY = "#1f4e79", "#666666"
 _MOST_ROW_LABELS = 40
+_LABEL_INCHES = 0.18
 
 
 def plot_training(
@@ -47,16 +48,19 @@ def plot_training(
         The model.
     """
     rows, names = _lag_rows(lags, config)
-    height = min(12.0, max(4.8, 1.6 + 0.2 * len(rows)))
+    height = min(9.0, max(4.8, 1.6 + 0.2 * len(rows)))
     figure = Figure(figsize=(12.5, height), dpi=110, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
-    _draw_curve(left, title, curve, yardsticks)
+    _draw_curve(left, title, curve, yardsticks, gap=1.3 * _LABEL_INCHES / height)
     _draw_lags(figure, right, rows, names, config)
     figure.savefig(path, format="png")
 
 
 def _draw_curve(axes: Axes, title: str, curve: Sequence[tuple[int, float]], yardsticks: Mapping[str, float]) -> None:
-    """Draw bits per byte against tokens, with the yardsticks as lines named at their right end."""
+    """Draw bits per byte against tokens, with the yardsticks as lines named at their right end.
+
+    Names keep a distance of `gap`, a share of the height.
+    """
     most = max((t for t, _ in curve), default=0)
     unit, name_of_unit = (1e6, "millions") if most >= 1e6 else (1e3, "thousands")
     tokens, bits = [t / unit for t, _ in curve], [b for _, b in curve]
@@ -65,7 +69,11 @@ def _draw_curve(axes: Axes, title: str, curve: Sequence[tuple[int, float]], yard
     margin = 0.06 * max(high - low, 0.1)
     axes.set_ylim(low - margin, high + margin)
     axes.set_xlim(0, max([*tokens, 1e-3]) * 1.02)
-    for (name, value), place in zip(yardsticks.items(), _apart(yardsticks.values(), 0.045 * (high - low)), strict=True):
+    for (name, value), place in zip(
+        yardsticks.items(),
+        _apart(yardsticks.values(), gap * (high - low)),
+        strict=True,
+    ):
         axes.axhline(value, color=_GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
         axes.annotate(
             f"{name} {value:.2f}",

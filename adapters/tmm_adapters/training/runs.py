@@ -27,6 +27,7 @@ __all__ = ["Run", "model_folder", "newest_run", "run_of"]
 RUNS = Path("runs")
 DESCRIPTION = "run.json"
 FORMAT, VERSION = "tmm-run", 1
+_DESCRIBED = ("preset", "config", "source", "options", "steps", "yardsticks", "started", "finished")
 
 
 class Run:
@@ -91,6 +92,9 @@ class Run:
             ) from error
         if not known:
             raise ValueError(f"{path} was written by another version: update tmm-core")
+        missing = [name for name in _DESCRIBED if name not in description]
+        if missing:
+            raise ValueError(f"{path} is damaged: {missing[0]!r} is missing; the run cannot be used")
         return cls(folder, description)
 
     def describe(self, **changes: Any) -> None:

@@ -150,18 +150,20 @@ def _train(
         if arguments.process_index == 0:
             run.forget_after(0 if checkpoint is None else step_of(checkpoint))
         try:
-            _steps(trainer, checkpoint)
+            try:
+                _steps(trainer, checkpoint)
+            finally:
+                display.stop()
+            step = trainer.state.global_step
+            if not interruption.requested and not in_first_process(arguments, lambda: _evaluated(run, step)):
+                trainer.evaluate()  # a signal came in its turn
+            if interruption.requested:
+                display.note(f"saved after step {step}; to go on: {resume_command(run)}")
+                return interruption.exit_code
+            if arguments.process_index == 0:
+                finish(run, trainer, display, narration)
         except OSError as error:
             raise OSError(f"{error}; earlier checkpoints are intact: make room, then {resume_command(run)}") from error
-        finally:
-            display.stop()
-        if interruption.requested:
-            display.note(f"saved after step {trainer.state.global_step}; to go on: {resume_command(run)}")
-            return interruption.exit_code
-        if not in_first_process(arguments, lambda: _evaluated(run, trainer.state.global_step)):
-            trainer.evaluate()  # a signal came in its turn
-        if arguments.process_index == 0:
-            finish(run, trainer, display, narration)
     return 0
 
 
