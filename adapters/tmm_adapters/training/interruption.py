@@ -57,6 +57,4 @@ class Interruption:
         self.signal, self._at = number, now
         if not self._silent:
             # Not by print: the signal may have come in the middle of another.
-            os.write(
-                sys.__stderr__.fileno(), b"\nstopping: finishing this step and saving (once more to stop at once)\n"
-            )
+            os.write(2, b"\nstopping: finishing this step and saving (once more to stop at once)\n")

@@ -56,7 +56,9 @@ def plot_training(
     figure.savefig(path, format="png")
 
 
-def _draw_curve(axes: Axes, title: str, curve: Sequence[tuple[int, float]], yardsticks: Mapping[str, float]) -> None:
+def _draw_curve(
+    axes: Axes, title: str, curve: Sequence[tuple[int, float]], yardsticks: Mapping[str, float], *, gap: float
+) -> None:
     """Draw bits per byte against tokens, with the yardsticks as lines named at their right end.
 
     Names keep a distance of `gap`, a share of the height.
