@@ -76,7 +76,7 @@ def _product(w: Array, x: Array, adjoint: bool) -> Array:
     y = _turned_back(y, n, is_real(x))
 
     def noise() -> Array:
-        norms = _norms(x, size_x, -2) * size_x / _or_one(size_y)
+        norms = _norms(x, size_x, -2) * _divided(size_x, size_y)
         heard = [shift_channels(norms, -i if adjoint else i, heads) for i in range(kernel)]
         norm_w = xp.sum(_norms(w, size_w, -1), axis=(-2, -1))
         return _noise(x, n) * functools.reduce(lambda a, b: a + b, heard) * xp.repeat(norm_w, d // heads)
@@ -99,7 +99,7 @@ def _through_kernel(X: Array, size: Array, W: Array, direction: int) -> tuple[Ar
     total = xp.zeros_like(X)
     for i, offset in enumerate(offsets):
         term = shift_channels(X, offset, heads)  # X itself for the last offset, 0
-        term *= sizes[i] / _or_one(largest)  # neighbours of other scales meet at the largest one
+        term *= _divided(sizes[i], largest)  # neighbours of other scales meet at the largest one
         term = xp.reshape(term, by_head)
         term *= W[:, i, :, :]
         total += xp.reshape(term, shape)
@@ -162,13 +162,24 @@ def _regained(y: Array, gain: Array, noise: Callable[[], Array]) -> Array:
 def _norms(a: Array, size: Array, axis: int) -> Array:
     """Return the Euclidean norms of `a / size` along `axis`."""
     xp = namespace_of(a)
-    return _root(xp.sum(xp.abs(a / _or_one(size)) ** 2, axis=axis, keepdims=True))
+    return _root(xp.sum(xp.abs(_divided(a, size)) ** 2, axis=axis, keepdims=True))
 
 
 def _root(a: Array) -> Array:
     """Return the square root of what is not negative, with a finite derivative at 0 where a library differentiates."""
     xp = namespace_of(a)
     return xp.where(a > 0, xp.sqrt(_or_one(a)), xp.zeros_like(a))
+
+
+def _divided(a: Array, size: Array) -> Array:
+    """Return `a / size`, or `a` where the size is zero.
+
+    By the root, twice: XLA multiplies by reciprocals, and those of the largest and smallest sizes are out of range.
+    """
+    root = _root(_or_one(size))
+    a = a / root
+    a /= root
+    return a
 
 
 def _or_one(size: Array) -> Array:
@@ -194,7 +205,7 @@ def _turn(xp: Any, count: int, length: int, like: Array) -> tuple[Array, Array]:
 def _spectrum(a: Array, size: Array, length: int, axis: int) -> Array:
     """Return the orthonormal transform of `a / size` along `axis`, turned by the right-angle twist where it is real."""
     xp = namespace_of(a)
-    a = a / _or_one(size)  # never by a reciprocal, which is out of range for the smallest sizes
+    a = _divided(a, size)
     if is_real(a):
         cos, sin = _turn(xp, a.shape[axis], length, a)
         twist = cos + 1j * sin
