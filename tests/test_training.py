@@ -286,6 +286,23 @@ def test_what_is_wrong_with_a_checkpoint_is_said(
     assert reason in skipped[0]
 
 
+def test_a_checkpoint_has_its_name_only_when_complete(tmp_path: Path) -> None:
+    """So whatever moment a process is killed at, what has a name is whole."""
+
+    def write(folder: Path) -> None:
+        (folder / "a").write_text("half")
+        assert checkpoints.newest_intact(tmp_path) == (earlier, [])
+        (folder / "a").write_text("whole")
+
+    earlier = checkpoints.write_checkpoint(tmp_path, 1, lambda folder: None)
+    later = checkpoints.write_checkpoint(tmp_path, 2, write)
+    assert checkpoints.newest_intact(tmp_path) == (later, [])
+    (tmp_path / ".step-00000003.99.part").mkdir()  # what a killed process leaves
+    assert checkpoints.newest_intact(tmp_path) == (later, [])
+    checkpoints.write_checkpoint(tmp_path, 4, lambda folder: None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
+
+
 @pytest.mark.parametrize("point", ["model", "optimizer", "state", "complete", "rename"])
 def test_a_full_disk_leaves_the_earlier_checkpoint(
     arguments: Callable[..., list[str]],
