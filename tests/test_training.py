@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -28,7 +27,7 @@ from tmm_adapters.training import checkpoints, state
 from tmm_adapters.training.interruption import Interruption
 from tmm_adapters.training.measure import held_out_nats
 from tmm_adapters.training.order import TrainingSamples
-from tmm_adapters.training.pace import Clock, Pace, evaluation_steps, learning_rate_factor
+from tmm_adapters.training.pace import learning_rate_factor
 from tmm_adapters.training.runs import Run
 from tmm_core import TMMConfig
 
@@ -403,77 +402,9 @@ def test_minutes_become_steps_and_are_stored(text: Path, tmp_path: Path, monkeyp
     assert json.loads((newest / "trainer_state.json").read_text())["max_steps"] == steps
 
 
-def test_pace_fits_what_is_left_into_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    clock = Clock()
-    pace = Pace(1.0, clock, other_seconds=lambda step_seconds: 10 * step_seconds)
-    found = None
-    for step in range(1, 100):
-        now[0] += 5.0 if step <= 3 else 0.5  # the first steps are slow, and not timed
-        found = pace.step_done(step)
-        if found is not None:
-            break
-    assert step == 23
-    assert found == 23 + int((60 - 5 - 25) / 0.5)
-
-
-def test_pace_does_not_wait_for_twenty_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    pace = Pace(1.0, Clock(), other_seconds=lambda step_seconds: 0.0)
-    for expected in (None, None, 6):
-        now[0] += 10.0
-        found = pace.step_done(int(now[0] / 10))
-        assert found == expected
-
-
-def test_the_learning_rate_rises_and_falls_to_zero() -> None:
-    factors = [learning_rate_factor(step, 100, 10) for step in range(100)]
-    assert factors[:10] == pytest.approx([(i + 1) / 11 for i in range(10)])
-    assert factors[10] == 1.0
-    assert all(a > b for a, b in itertools.pairwise(factors[10:]))
-    assert 0 < factors[-1] < 1e-3
-    assert [learning_rate_factor(s, None, 10) for s in (0, 9, 10, 10**6)] == [1 / 11, 10 / 11, 1.0, 1.0]
-    assert max(learning_rate_factor(s, 8, 1000) for s in range(8)) == 1.0, "a warm-up ends within a short run"
-
-
 def test_the_learning_rate_of_a_run_follows_the_schedule(finished: Path) -> None:
     found = {r["step"]: r["learning_rate"] for r in records(finished) if "learning_rate" in r}
     assert found[10] == pytest.approx(2e-3 * learning_rate_factor(9, STEPS, 50))
-
-
-@pytest.mark.parametrize(("total", "evaluations"), [(100, 10), (7, 10), (1, 1), (95, 4)])
-def test_the_last_step_is_always_evaluated(total: int, evaluations: int) -> None:
-    steps = evaluation_steps(total, evaluations)
-    assert max(steps) == total
-    assert min(steps) >= 1
-    assert len(steps) == min(total, evaluations)
-
-
-def test_a_pass_reads_the_text_once_and_the_next_reads_it_otherwise() -> None:
-    tokens = np.arange(1000, dtype=np.uint16)
-    samples = TrainingSamples(tokens, 16, seed=3)
-    first = samples.__getitems__(range(samples.per_pass))["input_ids"]
-    assert first.shape == (61, 16)
-    assert len(set(first.flatten().tolist())) == 61 * 16, "no token twice in a pass"
-    assert (first.diff(dim=1) == 1).all(), "a sample is a stretch of text"
-    second = samples.__getitems__(range(samples.per_pass, 2 * samples.per_pass))["input_ids"]
-    assert not torch.equal(first, second)
-    again = TrainingSamples(tokens, 16, seed=3)
-    assert torch.equal(again.__getitems__([100, 5])["input_ids"], samples.__getitems__([100, 5])["input_ids"])
-    assert not torch.equal(TrainingSamples(tokens, 16, seed=4).__getitems__([5])["input_ids"], first[5:6])
-
-
-@pytest.mark.parametrize("n_tokens", [16, 17, 31, 33])
-def test_texts_of_about_one_context_can_be_read(n_tokens: int) -> None:
-    samples = TrainingSamples(np.arange(n_tokens), 16, seed=0)
-    assert samples.__getitems__(range(40))["input_ids"].shape == (40, 16)
-
-
-def test_a_text_shorter_than_one_context_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"training text is too short: 15 tokens, and one context needs 16"):
-        TrainingSamples(np.arange(15), 16, seed=0)
 
 
 def test_divergence_ends_the_run(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
