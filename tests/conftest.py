@@ -4,9 +4,11 @@
 any other is skipped with its reason.
 """
 
-import importlib
+import importlib.util
 import os
 
+# Torch's and JAX's thread pools wait busily too, and fight over the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # OpenBLAS waits busily: on cores shared with other processes a small product takes 100 times as long with two threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -140,9 +142,9 @@ def library_or_skip(name: str) -> Library:
 
 
 def pytest_configure() -> None:
-    known = {module for module, _ in LIBRARIES.values()}
-    if REQUIRED - known:
-        raise pytest.UsageError(f"TMM_TEST_REQUIRE names {sorted(REQUIRED - known)}; known are {sorted(known)}")
+    missing = sorted(name for name in REQUIRED if importlib.util.find_spec(name) is None)
+    if missing:
+        raise pytest.UsageError(f"TMM_TEST_REQUIRE names {', '.join(missing)}: not installed here")
 
 
 @pytest.fixture(params=LIBRARIES, scope="session")

@@ -3,19 +3,34 @@
 import pytest
 from conftest import LIBRARIES, library_or_skip
 
-from tmm_core.testing import LAWS
+from tmm_core.testing import LAWS, check_gradients
 
 # A backend of another library computes on copies, so one of the ways to use a library stands for the others; what is
 # traced by JAX has no values that another library could compute on.
 PAIRS = [(name, "array_api") for name in LIBRARIES]
 PAIRS += [("numpy-read-only", "numpy"), ("torch", "numpy"), ("jax", "numpy"), ("dask", "numpy")]
 PAIRS += [("numpy", "torch"), ("torch", "torch"), ("torch-compiled", "torch"), ("jax", "torch"), ("dask", "torch")]
+# Torch differentiates through every engine, by its bridge; JAX has none yet, and traces to differentiate.
+DIFFERENTIABLE = [pair for pair in PAIRS if pair[0].startswith("torch")]
+DIFFERENTIABLE += [("jax", "array_api"), ("jax-jit", "array_api")]
+
+CASES = [
+    pytest.param(name, backend, law, id=f"{name}-{backend}-{law.__name__.removeprefix('check_')}")
+    for law in LAWS
+    for name, backend in (DIFFERENTIABLE if law is check_gradients else PAIRS)
+]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("check_"))
-@pytest.mark.parametrize(("name", "backend"), PAIRS)
+@pytest.mark.parametrize(("name", "backend", "law"), CASES)
 def test_law(name, backend, law):
     library = library_or_skip(name)
     if backend == "torch":
         library_or_skip("torch")
     law(library, backend)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_jax_gradients_through_a_foreign_engine_are_refused(backend):
+    library = library_or_skip("jax")
+    with pytest.raises(ValueError, match=f"backend '{backend}' cannot serve this call.*traced"):
+        check_gradients(library, backend)
