@@ -27,6 +27,17 @@ def test_pace_fits_what_is_left_into_the_minutes(monkeypatch: pytest.MonkeyPatch
     assert found == 23 + int((60 - 5 - 25) / 0.5)
 
 
+def test_half_of_what_is_left_goes_to_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose evaluations alone would take longer than it may still learns something."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    pace = Pace(1.0, Clock(), other_seconds=lambda step_seconds: 1000.0)
+    for step in range(1, 24):
+        now[0] += 1.0
+        found = pace.step_done(step)
+    assert found == 23 + int((60 - 23) / 2)
+
+
 def test_pace_does_not_wait_for_twenty_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

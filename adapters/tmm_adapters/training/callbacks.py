@@ -103,8 +103,9 @@ class Flow(TrainerCallback):
             held_out_nats(trainer.model, rows, batch=len(rows))
             evaluate = (time.monotonic() - start) * len(trainer.held_out) / len(rows) / trainer.args.world_size
             ids = torch.from_numpy(rows[0]["input_ids"][: SAMPLE_TOKENS // 2])[None].to(trainer.args.device)
-            start = time.monotonic()
             with torch.no_grad():
+                trainer.model(ids)  # the first of a new length is slow
+                start = time.monotonic()
                 trainer.model(ids)
             sample = (time.monotonic() - start) * SAMPLE_TOKENS
         between = min(options.checkpoint_seconds, options.checkpoint_steps * step_seconds)

@@ -101,7 +101,8 @@ class Pace:
     def step_done(self, step: int) -> int | None:
         """Return the number of steps that the run will have, or None where more must be timed first.
 
-        Twenty steps are timed, after three that are not; fewer where half of the time is gone before that.
+        Twenty steps are timed, after three that are not; fewer where half of the time is gone before that. At least
+        half of what is left goes to steps: a run too short for its evaluations takes longer.
         """
         self._done += 1
         now = self._clock.training_seconds
@@ -112,5 +113,6 @@ class Pace:
         if timed < _TIMED and in_time:
             return None
         seconds = (now - self._since) / timed if timed > 0 else now / self._done
-        left = self._budget - self._other_seconds(seconds) - self._clock.seconds
-        return step + max(0, int(left / max(seconds, 1e-9)))
+        other = self._other_seconds(seconds)
+        left = max(0.0, self._budget - self._clock.seconds)
+        return step + int(max(left - other, 0.5 * left) / max(seconds, 1e-9))
