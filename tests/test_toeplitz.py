@@ -9,7 +9,7 @@ import pytest
 import scipy.linalg
 
 import tmm_core
-from tmm_core import _maths
+from tmm_core import _fourier
 
 RNG = np.random.default_rng(0)
 W, X = RNG.standard_normal((2, 5)), RNG.standard_normal((3, 20, 4))
@@ -118,7 +118,7 @@ def test_a_missing_right_hand_side_spoils_what_follows():
 
 @pytest.mark.parametrize("n", [1, 127, 128, 1025, 4097, 60000, 10**6 + 3])
 def test_transform_lengths_are_long_enough_and_smooth(n):
-    length = _maths.fast_length(n)
+    length = _fourier.fast_length(n)
     assert n <= length <= 1.1 * n + 1
     for factor in (2, 3, 5, 7):
         while length % factor == 0:
@@ -126,28 +126,48 @@ def test_transform_lengths_are_long_enough_and_smooth(n):
     assert length == 1
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("kernel", [1, 3])
-def test_memory_of_the_definition(heads, kernel):
-    n, d = 65536, 64
+@pytest.mark.parametrize(
+    ("heads", "kernel", "documents"), [(1, 1, 1), (4, 3, 1), (32, 3, 1), (1, 1, 9), (4, 3, 9), (32, 3, 9)]
+)
+def test_memory_of_the_definition(heads, kernel, documents):
+    n, d = 65536, 32
     w = RNG.standard_normal((heads, kernel, n), dtype=np.float32)
-    x = RNG.standard_normal((n, d), dtype=np.float32)
+    x, g = RNG.standard_normal((2, n, d), dtype=np.float32)
+    ids = None if documents == 1 else np.sort(RNG.integers(0, documents, n))
+    shape = {"lags": n, "heads": heads, "kernel": kernel}
     tmm_core.causal_toeplitz_matmul(w[..., :1], x[:1], backend="numpy")  # imports, once
     calls = {
-        "product": (lambda: tmm_core.causal_toeplitz_matmul(w, x, backend="numpy"), w.nbytes + x.nbytes),
-        "adjoint": (lambda: tmm_core.causal_toeplitz_matmul(w, x, adjoint=True, backend="numpy"), w.nbytes + x.nbytes),
-        "correlate": (
-            lambda: tmm_core.causal_toeplitz_correlate(x, x, lags=n, heads=heads, kernel=kernel, backend="numpy"),
-            2 * x.nbytes,
-        ),
+        "product": (tmm_core.causal_toeplitz_matmul, (w, x), {}),
+        "adjoint": (tmm_core.causal_toeplitz_matmul, (w, x), {"adjoint": True}),
+        "correlate": (tmm_core.causal_toeplitz_correlate, (x, g), shape),
     }
-    for name, (call, inputs) in calls.items():
+    for name, (call, inputs, options) in calls.items():
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
-        result = call()
+        result = call(*inputs, segment_ids=ids, backend="numpy", **options)
         peak = tracemalloc.get_traced_memory()[1] - before - result.nbytes
         tracemalloc.stop()
-        assert peak <= 5 * inputs, f"{name}: {peak / inputs:.2f} times the input"
+        ratio = peak / sum(array.nbytes for array in inputs)
+        assert ratio <= 5, f"{name}: {ratio:.2f} times the input"
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 24])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_pieces_are_the_whole(monkeypatch, heads, kernel):
+    w, x, g = RNG.standard_normal((heads, kernel, 200)), *RNG.standard_normal((2, 2, 200, 24))
+    shape = {"lags": 200, "heads": heads, "kernel": kernel}
+
+    def results():
+        return [
+            tmm_core.causal_toeplitz_matmul(w, x, backend="numpy"),
+            tmm_core.causal_toeplitz_matmul(w, x, adjoint=True, backend="numpy"),
+            tmm_core.causal_toeplitz_correlate(x, g, **shape, backend="numpy"),
+        ]
+
+    whole = results()
+    monkeypatch.setattr(_fourier, "PIECE", 1)
+    for found, expected in zip(results(), whole, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-11)
 
 
 def test_the_core_imports_no_library():

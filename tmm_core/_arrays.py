@@ -122,7 +122,7 @@ def nan_where(mask: Array | None, y: Array) -> Array:
     if mask is None:
         return y
     xp = namespace_of(y)
-    return xp.where(mask, xp.full_like(y, math.nan), y)
+    return xp.where(mask, xp.full((), math.nan, dtype=y.dtype, device=device_of(y)), y)
 
 
 def matmul(a: Array, b: Array) -> Array:

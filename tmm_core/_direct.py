@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 
 from ._arrays import conj, device_of, dtype_name, matmul, nan_where, shift_channels, swap, values_known
 from ._exchange import Array, namespace_of
@@ -34,29 +35,21 @@ def _product(w: Array, x: Array, *, adjoint: bool) -> Array:
     xp = namespace_of(w, x)
     heads, kernel, lags = w.shape
     n, d = x.shape[-2:]
-    if adjoint:
-        w = conj(w)
-    shifted = []
-    for i in range(kernel):
-        offset = kernel - 1 - i
-        by_head = xp.reshape(
-            shift_channels(x, -offset if adjoint else offset, heads), (*x.shape[:-1], heads, d // heads)
-        )
-        shifted.append(swap(by_head, -3, -2))  # (..., h, n, d / h)
-    rows = max(1, ROWS_AT_ONCE // (heads * n))
-    parts = []
-    for start in range(0, n, rows):
-        stop = min(n, start + rows)
+    w = conj(w) if adjoint else w
+    x_by_head = swap(xp.reshape(x, (*x.shape[:-1], heads, d // heads)), -3, -2)  # (..., h, n, d / h)
+
+    def terms(start: int, stop: int) -> Iterator[Array]:
+        """Yield what the outputs of these times read, one row of the kernel and some inputs after the other."""
         low, high = (start, min(n, stop + lags - 1)) if adjoint else (max(0, start - lags + 1), stop)
-        terms = [
-            matmul(
-                toeplitz_block(w[:, i, :], (start, stop), (first, min(high, first + COLUMNS)), transpose=adjoint),
-                shifted[i][..., first : min(high, first + COLUMNS), :],
-            )
-            for i in range(kernel)
-            for first in range(low, high, COLUMNS)
-        ]
-        parts.append(functools.reduce(lambda a, b: a + b, terms))
+        for i in range(kernel):
+            offset = (i - kernel + 1) if adjoint else (kernel - 1 - i)
+            for first in range(low, high, COLUMNS):
+                last = min(high, first + COLUMNS)
+                block = toeplitz_block(w[:, i, :], (start, stop), (first, last), transpose=adjoint)
+                yield matmul(block, shift_channels(x_by_head[..., first:last, :], offset, 1))
+
+    rows = max(1, ROWS_AT_ONCE // (heads * n))
+    parts = [functools.reduce(operator.iadd, terms(t, min(n, t + rows))) for t in range(0, n, rows)]
     y = parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2)
     return xp.reshape(swap(y, -3, -2), x.shape)
 

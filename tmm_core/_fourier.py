@@ -19,7 +19,7 @@ __all__ = ["correlation", "fast_length", "product"]
 
 PIECES = 4
 PIECE = 1 << 18
-"""A product with a kernel goes in 4 pieces of channels where these have at least so many entries."""
+"""Signals of 4 pieces with so many entries or more are transformed by pieces: groups of heads, and of channels."""
 
 NOISE = 2.0
 """The constant c of the error law."""
@@ -42,107 +42,133 @@ def fast_length(n: int) -> int:
 
 
 def product(w: Array, x: Array, *, adjoint: bool) -> Array:
-    """Return `T(w) x` or `T(w)^H x` for finite arrays: filters, and rows and channels of `x`, scaled to at most 1."""
-    xp = namespace_of(w, x)
-    heads, kernel = w.shape[:2]
-    width = x.shape[-1] // heads
-    if kernel == 1 or width < 2 * PIECES or x.size < PIECES * PIECE:
-        return _product(w, x, adjoint)
-    # The kernel's sum holds three spectra at once: in pieces of channels, with the neighbours that they read.
-    x = xp.reshape(x, (*x.shape[:-1], heads, width))
-    pieces = []
-    for piece in range(PIECES):
-        first, last = piece * width // PIECES, (piece + 1) * width // PIECES
-        low, high = (first, min(width, last + kernel - 1)) if adjoint else (max(0, first - kernel + 1), last)
-        part = xp.reshape(x[..., low:high], (*x.shape[:-2], heads * (high - low)))
-        part = xp.reshape(_product(w, part, adjoint), (*x.shape[:-1], high - low))
-        pieces.append(part[..., first - low : last - low])
-    return xp.reshape(xp.concat(pieces, axis=-1), (*x.shape[:-2], heads * width))
+    """Return `T(w) x` or `T(w)^H x` for finite arrays."""
+    heads = w.shape[0]
+    x_by_head = _by_head(x, heads)  # (..., n, h, d / h)
+    groups, cuts = _pieces(x_by_head)
+    parts = [_product(w[a:b, ...], x_by_head[..., a:b, :], cuts, adjoint) for a, b in groups]
+    return namespace_of(x).reshape(_joined(parts, -2), x.shape)
 
 
-def _product(w: Array, x: Array, adjoint: bool) -> Array:
+def _product(w: Array, x: Array, cuts: Cuts, adjoint: bool) -> Array:
+    """Return the product for x of shape `(..., n, h, c)`, each of its rows and channels, and filters, scaled to 1."""
     xp = namespace_of(w, x)
-    heads, kernel, lags = w.shape
-    n, d = x.shape[-2:]
+    kernel, lags = w.shape[1:]
+    n, _, width = x.shape[-3:]
     length = fast_length(n if is_real(x) else n + lags - 1)
-    size_w, size_x = _sizes(w, (-2, -1)), _sizes(x, -2)
+    size_w = _sizes(w, (-2, -1))
     W = _spectrum(w, size_w, length, -1)
-    W = swap(conj(W) if adjoint else W, 0, -1)[..., None]  # (N, m, h, 1)
-    X = _spectrum(x, size_x, length, -2)
-    Y, size_y = _through_kernel(X, size_x, W, -1 if adjoint else 1)
-    del X
-    y = xp.fft.ifft(Y, axis=-2, norm="ortho")
-    del Y
-    y = _turned_back(y, n, is_real(x))
+    W = xp.permute_dims(conj(W) if adjoint else W, (1, 2, 0))[..., None]  # (m, N, h, 1)
 
-    def noise() -> Array:
-        norms = _norms(x, size_x, -2) * _divided(size_x, size_y)
-        heard = [shift_channels(norms, -i if adjoint else i, heads) for i in range(kernel)]
-        norm_w = xp.sum(_norms(w, size_w, -1), axis=(-2, -1))
-        return _noise(x, n) * functools.reduce(lambda a, b: a + b, heard) * xp.repeat(norm_w, d // heads)
+    def product(x: Array) -> Array:
+        size_x = _sizes(x, -3)
+        Y, size_y = _through_kernel(_spectrum(x, size_x, length, -3), size_x, W, adjoint)
+        y = xp.fft.ifft(Y, axis=-3, norm="ortho")
+        del Y
+        y = _turned_back(y, n, is_real(x))
 
-    return _regained(y, _root(size_y) * _root(xp.repeat(xp.reshape(size_w, (-1,)), d // heads)), noise)
+        def noise() -> Array:
+            heard = _norms(x, size_x, -3) * _divided(size_x, size_y)
+            heard = sum(shift_channels(heard, offset, 1) for offset in _offsets(kernel, adjoint))
+            return _noise(x, n) * heard * xp.sum(_norms(w, size_w, -1), axis=-2)
+
+        return _regained(y, _root(size_y) * _root(size_w[:, 0, :]), noise)
+
+    parts = []
+    for first, last in cuts:  # with the neighbours that the kernel reads
+        low, high = (first, min(width, last + kernel - 1)) if adjoint else (max(0, first - kernel + 1), last)
+        parts.append(product(x[..., low:high])[..., first - low : last - low])
+    return _joined(parts, -1)
 
 
-def _through_kernel(X: Array, size: Array, W: Array, direction: int) -> tuple[Array, Array]:
-    """Return the spectra after the filters `W`, (N, m, h, 1), and the scale of each output channel; uses up X."""
+def _through_kernel(X: Array, size: Array, W: Array, adjoint: bool) -> tuple[Array, Array]:
+    """Return the spectra after the filters `W`, (m, N, h, 1), and the scale of each output channel; uses up X."""
     xp = namespace_of(X)
-    _, kernel, heads, _ = W.shape
-    shape, by_head = X.shape, (*X.shape[:-1], heads, X.shape[-1] // heads)
-    if kernel == 1:
-        X = xp.reshape(X, by_head)
-        X *= W[:, 0, :, :]
-        return xp.reshape(X, shape), size
-    offsets = [direction * (kernel - 1 - i) for i in range(kernel)]
-    sizes = [shift_channels(size, offset, heads) for offset in offsets]
+    if W.shape[0] == 1:
+        X *= W[0, ...]
+        return X, size
+    offsets = _offsets(W.shape[0], adjoint)
+    sizes = [shift_channels(size, offset, 1) for offset in offsets]
     largest = functools.reduce(xp.maximum, sizes)
     total = xp.zeros_like(X)
     for i, offset in enumerate(offsets):
-        term = shift_channels(X, offset, heads)  # X itself for the last offset, 0
+        term = shift_channels(X, offset, 1)  # X itself for the last offset, 0
         term *= _divided(sizes[i], largest)  # neighbours of other scales meet at the largest one
-        term = xp.reshape(term, by_head)
-        term *= W[:, i, :, :]
-        total += xp.reshape(term, shape)
+        term *= W[i, ...]
+        total += term
     return total, largest
 
 
+def _offsets(kernel: int, adjoint: bool) -> list[int]:
+    """Return, for each row of a kernel, how many channels before an output (behind it for the adjoint) it reads."""
+    return [(i - kernel + 1) if adjoint else (kernel - 1 - i) for i in range(kernel)]
+
+
 def correlation(x: Array, g: Array, *, lags: int, heads: int, kernel: int) -> Array:
-    """Return the correlation `(h, m, lags)` of finite arrays: the spectra of all rows and channels are added first."""
+    """Return the correlation `(h, m, lags)` of finite arrays."""
+    x, g = _by_head(x, heads), _by_head(g, heads)
+    groups, cuts = _pieces(x)
+    return _joined([_correlation(x[..., a:b, :], g[..., a:b, :], cuts, lags, kernel) for a, b in groups], 0)
+
+
+def _correlation(x: Array, g: Array, cuts: Cuts, lags: int, kernel: int) -> Array:
+    """Return the correlation for `(..., n, h, c)`: the spectra of all rows and channels are added first."""
     xp = namespace_of(x, g)
-    n, d = x.shape[-2:]
+    n = x.shape[-3]
     length = fast_length(n if is_real(x) else n + lags - 1)
-    size_x, size_g = _sizes(x, -2), _sizes(g, -2)
-    X, G = _spectrum(x, size_x, length, -2), _spectrum(g, size_g, length, -2)
-    sums, sizes, shares = [], [], []
-    for i in range(kernel):
-        offset = kernel - 1 - i
-        # Rows and channels of other scales meet at the largest one: by roots, since products may be out of range.
-        root = _root(shift_channels(size_x, offset, heads)) * _root(size_g)
-        largest = _by_head(root, heads, xp.max)
-        share = root / xp.repeat(_or_one(largest), d // heads)
-        P = xp.conj(shift_channels(X, offset, heads))
-        P *= G
-        P *= share * share
-        sums.append(xp.sum(xp.reshape(P, (-1, length, heads, d // heads)), axis=(0, 3)))
-        del P
-        sizes.append(largest)
-        shares.append(share * share)
-    del X, G
-    spectra = xp.reshape(xp.stack(sums, axis=-1), (length, heads * kernel))
-    c = _turned_back(xp.fft.ifft(spectra, axis=-2, norm="ortho"), lags, is_real(x))
-    c = xp.reshape(xp.permute_dims(c, (1, 0)), (heads, kernel, lags))
+    size_x, size_g = _sizes(x, -3), _sizes(g, -3)
+    added = (*range(x.ndim - 3), x.ndim - 1)
+    # Rows and channels of other scales meet at the largest one: by roots, since products may be out of range.
+    offsets = _offsets(kernel, adjoint=False)
+    roots = [_root(shift_channels(size_x, offset, 1)) * _root(size_g) for offset in offsets]
+    largest = [xp.max(root, axis=added, keepdims=True) for root in roots]
+    shares = [(root / _or_one(most)) ** 2 for root, most in zip(roots, largest, strict=True)]
+    spectra = xp.zeros((), dtype=x.dtype, device=device_of(x))
+    for first, last in cuts:
+        low = max(0, first - kernel + 1)
+        X = xp.conj(_spectrum(x[..., low:last], size_x[..., low:last], length, -3))
+        G = _spectrum(g[..., first:last], size_g[..., first:last], length, -3)
+        sums = []
+        for offset, share in zip(offsets, shares, strict=True):
+            P = shift_channels(X, offset, 1)[..., first - low :] * G
+            P *= share[..., first:last]
+            sums.append(xp.sum(P, axis=added))
+            del P
+        spectra = spectra + xp.stack(sums, axis=-1)  # (N, h, m)
+        del X, G, sums
+    c = _turned_back(xp.fft.ifft(spectra, axis=-3, norm="ortho"), lags, is_real(x))
+    del spectra
 
     def noise() -> Array:
-        norms_x, norms_g = _norms(x, size_x, -2), _norms(g, size_g, -2)
-        pairs = [shift_channels(norms_x, kernel - 1 - i, heads) * norms_g * shares[i] for i in range(kernel)]
-        return _noise(x, n) * xp.stack([_by_head(pair, heads, xp.sum) for pair in pairs], axis=-1)[..., None]
+        norms_x, norms_g = _norms(x, size_x, -3), _norms(g, size_g, -3)
+        pairs = [shift_channels(norms_x, o, 1) * norms_g * share for o, share in zip(offsets, shares, strict=True)]
+        return _noise(x, n) * xp.stack([xp.sum(pair, axis=added)[0, :] for pair in pairs], axis=-1)[..., None]
 
-    return _regained(c, xp.stack(sizes, axis=-1)[..., None], noise)
+    gain = xp.stack([xp.reshape(most, (-1,)) for most in largest], axis=-1)[..., None]
+    return _regained(xp.permute_dims(c, (1, 2, 0)), gain, noise)
 
 
-def _by_head(a: Array, heads: int, reduce: Callable[..., Array]) -> Array:
-    """Return `a`, of shape `(..., 1, d)`, reduced over rows and each head's channels, as `(h,)`."""
-    return reduce(namespace_of(a).reshape(a, (-1, heads, a.shape[-1] // heads)), axis=(0, 2))
+Cuts = list[tuple[int, int]]
+
+
+def _pieces(x: Array) -> tuple[Cuts, Cuts]:
+    """Return where to cut the heads and the channels of x, of shape `(..., n, h, c)`, into pieces of less memory."""
+    heads, width = x.shape[-2:]
+    pieces = PIECES if math.prod(x.shape) >= PIECES * PIECE else 1
+    groups = min(heads, pieces)
+    return _cut(heads, groups), _cut(width, min(width, pieces // groups))
+
+
+def _cut(count: int, parts: int) -> Cuts:
+    return [(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
+
+
+def _by_head(a: Array, heads: int) -> Array:
+    return namespace_of(a).reshape(a, (*a.shape[:-1], heads, a.shape[-1] // heads))
+
+
+def _joined(parts: list[Array], axis: int) -> Array:
+    return parts[0] if len(parts) == 1 else namespace_of(*parts).concat(parts, axis=axis)
 
 
 def _regained(y: Array, gain: Array, noise: Callable[[], Array]) -> Array:
@@ -195,36 +221,37 @@ def _sizes(a: Array, axis: int | tuple[int, ...]) -> Array:
     return functools.reduce(xp.maximum, largest)
 
 
-def _turn(xp: Any, count: int, length: int, like: Array) -> tuple[Array, Array]:
-    """Return cos and sin of `pi m / (2 * length)` for m < count."""
-    real = xp.float32 if dtype_name(like.dtype) in ("float32", "complex64") else xp.float64
-    angle = xp.astype(xp.arange(count, device=device_of(like)), real) * (math.pi / (2 * length))
-    return xp.cos(angle), xp.sin(angle)
-
-
 def _spectrum(a: Array, size: Array, length: int, axis: int) -> Array:
     """Return the orthonormal transform of `a / size` along `axis`, turned by the right-angle twist where it is real."""
     xp = namespace_of(a)
     a = _divided(a, size)
     if is_real(a):
-        cos, sin = _turn(xp, a.shape[axis], length, a)
-        twist = cos + 1j * sin
-        a = a * (twist if axis == -1 else twist[:, None])
+        cos, sin = _turn(a, a.shape[axis], length, axis)
+        a = a * (cos + 1j * sin)
     # norm="ortho" both ways: NumPy's complex64 transforms need 8 times scratch with the default
     return xp.fft.fft(a, n=length, axis=axis, norm="ortho")
 
 
 def _turned_back(y: Array, count: int, real: bool) -> Array:
-    """Return the first `count` times of a cyclic convolution of two turned signals, with `_spectrum`'s norm undone."""
+    """Return the first `count` times, axis -3, of a cyclic convolution of two turned signals, its norm undone."""
     xp = namespace_of(y)
-    length = y.shape[-2]
-    y = y[..., :count, :]
+    length = y.shape[-3]
+    y = y[..., :count, :, :]
     if not real:
         return y * math.sqrt(length)
-    cos, sin = _turn(xp, count, length, y)
-    result = xp.real(y) * (cos * math.sqrt(length))[:, None]
-    result += xp.imag(y) * (sin * math.sqrt(length))[:, None]
+    cos, sin = _turn(y, count, length, -3)
+    result = xp.real(y) * (cos * math.sqrt(length))
+    result += xp.imag(y) * (sin * math.sqrt(length))
     return result
+
+
+def _turn(like: Array, count: int, length: int, axis: int) -> tuple[Array, Array]:
+    """Return cos and sin of `pi m / (2 * length)` for m < count, along `axis`."""
+    xp = namespace_of(like)
+    real = xp.float32 if dtype_name(like.dtype) in ("float32", "complex64") else xp.float64
+    angle = xp.astype(xp.arange(count, device=device_of(like)), real) * (math.pi / (2 * length))
+    angle = xp.reshape(angle, (count, *(1 for _ in range(-axis - 1))))
+    return xp.cos(angle), xp.sin(angle)
 
 
 def _noise(x: Array, n: int) -> float:

@@ -71,9 +71,10 @@ def by_segments(
     for size, ids in _levels(segment_ids):
         first, second = _spans(ids, size)
         source, target = (second, first) if adjoint else (first, second)
-        blocks = _masked(_blocks(x, size), source)
-        part = _masked(product(w[..., : min(w.shape[-1], 2 * size)], blocks), target)
-        y = y + xp.reshape(part, (*x.shape[:-2], -1, x.shape[-1]))[..., :n, :]
+        part = product(w[..., : min(w.shape[-1], 2 * size)], _masked(_blocks(x, size), source))
+        part = _masked(part, target)
+        y += xp.reshape(part, (*x.shape[:-2], -1, x.shape[-1]))[..., :n, :]
+        del part  # before the next level
     return y
 
 
@@ -123,7 +124,7 @@ def _spans(ids: Array, size: int) -> tuple[Array, Array]:
 
 def _masked(a: Array, keep: Array) -> Array:
     xp = namespace_of(a)
-    return xp.where(keep, a, xp.zeros_like(a))
+    return xp.where(keep, a, xp.zeros((), dtype=a.dtype, device=device_of(a)))
 
 
 # Non-finite entries --------------------------------------------------------------------------------------------------
