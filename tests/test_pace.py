@@ -89,3 +89,10 @@ def test_texts_of_about_one_context_can_be_read(n_tokens: int) -> None:
 def test_a_text_shorter_than_one_context_is_refused() -> None:
     with pytest.raises(ValueError, match=r"training text is too short: 15 tokens, and one context needs 16"):
         TrainingSamples(np.arange(15), 16, seed=0)
+
+
+def test_a_timed_run_misses_none_of_its_evaluations() -> None:
+    steps = evaluation_steps(100, 10, timed=True)
+    assert len(steps) == 10
+    assert min(steps) > 23, "before that the number of steps is unknown"
+    assert max(steps) == 100

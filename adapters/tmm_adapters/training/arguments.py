@@ -11,7 +11,7 @@ from transformers.integrations.integration_utils import get_available_reporting_
 
 from .options import TrainingOptions
 
-__all__ = ["UNKNOWN_STEPS", "in_first_process", "training_arguments"]
+__all__ = ["UNKNOWN_STEPS", "in_first_process", "part", "training_arguments"]
 
 UNKNOWN_STEPS = 1 << 31
 """The Trainer's number of steps while minutes have not become steps yet."""
@@ -70,6 +70,13 @@ def in_first_process(arguments: TrainingArguments, function: Callable[[], T]) ->
     torch.distributed.broadcast_object_list(box, src=0)
     result: T = box[0]
     return result
+
+
+def part(arguments: TrainingArguments) -> None:
+    """Let the processes end together: one that leaves while another still talks to it is aborted."""
+    if arguments.world_size > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def _services(report_to: str) -> list[str] | str:

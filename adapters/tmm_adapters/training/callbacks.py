@@ -53,7 +53,9 @@ class Flow(TrainerCallback):
         total = self._trainer.total_steps
         stop = self._any_process(self._interruption.requested)
         last = total is not None and step >= total
-        control.should_evaluate = total is not None and step in evaluation_steps(total, self._options.evaluations)
+        control.should_evaluate = total is not None and step in evaluation_steps(
+            total, self._options.evaluations, timed=self._options.steps is None
+        )
         control.should_log = step == 1 or step % self._options.log_every == 0 or control.should_evaluate
         control.should_save = last or stop or self._due(step)
         control.should_training_stop = last or stop

@@ -40,13 +40,16 @@ def learning_rate_factor(step: int, total: int | None, warmup: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def evaluation_steps(total: int, evaluations: int) -> frozenset[int]:
+def evaluation_steps(total: int, evaluations: int, *, timed: bool = False) -> frozenset[int]:
     """Return the steps after which the held-out text is evaluated: evenly spread, the last step always.
+
+    In a run that is `timed` first to find its number of steps, they are spread over the rest.
 
     >>> sorted(evaluation_steps(100, 4))
     [25, 50, 75, 100]
     """
-    return frozenset(math.ceil(total * i / evaluations) for i in range(1, evaluations + 1))
+    start = _WARM + _TIMED if timed and total > 2 * (_WARM + _TIMED) else 0
+    return frozenset(start + math.ceil((total - start) * i / evaluations) for i in range(1, evaluations + 1))
 
 
 class Clock:

@@ -16,7 +16,7 @@ from tmm_core import TMMConfig, use_backend
 from ..tokens import TokenWindows
 from ..torch import LanguageModel
 from ..yardsticks import yardsticks
-from .arguments import UNKNOWN_STEPS, in_first_process, training_arguments
+from .arguments import UNKNOWN_STEPS, in_first_process, part, training_arguments
 from .callbacks import BITS, Flow, Narration, Records
 from .checkpoints import newest_intact, step_of
 from .data import Data, fitting, open_data, prepare_data
@@ -159,9 +159,11 @@ def _train(
                 trainer.evaluate()  # a signal came in its turn
             if interruption.requested:
                 display.note(f"saved after step {step}; to go on: {resume_command(run)}")
+                part(arguments)
                 return interruption.exit_code
             if arguments.process_index == 0:
                 finish(run, trainer, display, narration)
+            part(arguments)
         except OSError as error:
             raise OSError(f"{error}; earlier checkpoints are intact: make room, then {resume_command(run)}") from error
     return 0
