@@ -404,7 +404,8 @@ def test_minutes_become_steps_and_are_stored(text: Path, tmp_path: Path, monkeyp
 
 def test_the_learning_rate_of_a_run_follows_the_schedule(finished: Path) -> None:
     found = {r["step"]: r["learning_rate"] for r in records(finished) if "learning_rate" in r}
-    assert found[10] == pytest.approx(2e-3 * learning_rate_factor(9, STEPS, 50))
+    width = Run.open(finished).description["config"]["d_model"]
+    assert found[10] == pytest.approx(0.768 / width * learning_rate_factor(9, STEPS, 200))
 
 
 def test_divergence_ends_the_run(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

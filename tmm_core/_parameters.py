@@ -77,8 +77,8 @@ def check_params(params: Mapping[str, Any], config: TMMConfig) -> None:
 def init_params(config: TMMConfig, rng: Any) -> dict[str, Array]:
     """Draw initial parameters, the same for every framework.
 
-    Linear maps are uniform in +-1/sqrt(fan_in), as PyTorch's are, the embedding is N(0, embed_std^2), norms are the
-    identity and position biases zero. `config.lag_init` chooses the lags:
+    Linear maps are drawn as `config.linear_init` says, the embedding is N(0, embed_std^2), norms are the identity and
+    position biases zero. `config.lag_init` chooses the lags:
 
     - `normal`: N(0, 2/n) for n lags, as in the paper; with softplus these are the raw values;
     - `shift`: head i hands on the token i positions back;
@@ -116,7 +116,12 @@ def init_params(config: TMMConfig, rng: Any) -> dict[str, Array]:
         if layer == "embed":
             return rng.standard_normal(shape) * config.embed_std
         fan_in = config.mlp_width if layer == "down" else config.d_model
-        return rng.uniform(-1, 1, shape) / math.sqrt(fan_in)
+        if config.linear_init == "uniform":
+            return rng.uniform(-1, 1, shape) / math.sqrt(fan_in)
+        if part == "bias":
+            return np.zeros(shape)
+        ends = 2 * config.n_layers if layer in ("down", "out_proj") else 1  # the sum of all branches keeps its scale
+        return rng.standard_normal(shape) / math.sqrt(fan_in * ends)
 
     return {name: draw(name, shape).astype(np.float32) for name, shape in parameter_shapes(config).items()}
 

@@ -58,6 +58,9 @@ class TMMConfig:
     """Which half of a block comes first."""
     tie_embeddings: bool = False
     """Use the embedding as the output projection."""
+    linear_init: Literal["uniform", "scaled"] = "uniform"
+    """Initial linear maps: uniform in +-1/sqrt(fan_in) as PyTorch's own, or N(0, 1/fan_in) without biases, where the
+    two maps that end in the residual stream are divided by sqrt(2 n_layers)."""
     embed_std: float = 1.0
     """Standard deviation of the initial embedding."""
     frozen: Literal["none", "lags", "projections"] = "none"
@@ -128,7 +131,15 @@ class TMMConfig:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "default": {},
+    "default": {
+        "d_model": 128,
+        "n_heads": 8,
+        "position_bias": False,
+        "lag_init": "shift",
+        "activation": "gelu_tanh",
+        "order": "mix_first",
+        "linear_init": "scaled",
+    },
     "paper": {"vocab_size": 8000, "d_model": 1024, "n_layers": 16},
     "paper-later": {
         "vocab_size": 8000,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from .text import Part, description_path, written_aside
 from .tokenizers import Tokenizer
 
-__all__ = ["IGNORED", "TokenWindows", "bits_per_byte", "open_tokens", "write_tokens"]
+__all__ = ["IGNORED", "TokenWindows", "bits_per_byte", "evaluation_windows", "open_tokens", "write_tokens"]
 
 IGNORED = -100
 """Label of a position that no loss is taken over."""
@@ -92,6 +92,15 @@ def open_tokens(path: str | os.PathLike[str]) -> NDArray[Any]:
     return tokens
 
 
+def evaluation_windows(tokens: NDArray[Any], context: int) -> TokenWindows:
+    """Return windows that predict every token from at least half a context, or from all that stands before it.
+
+    The one way in which this project measures bits per byte, in training and afterwards.
+    """
+    context = min(context, len(tokens))
+    return TokenWindows(tokens, context, fresh=max(1, context // 2))
+
+
 class TokenWindows:
     """Cut tokens into windows of one context such that every token but the first is predicted exactly once.
 
@@ -109,7 +118,7 @@ class TokenWindows:
     fresh : int, optional
         Tokens that a window predicts for the first time: `context - 1` unless given, the most there are. With fewer,
         windows overlap, and each prediction has at least `context - fresh` tokens before it (but for the start of the
-        text) at `context / fresh` times the work: half the context is a good choice for an evaluation.
+        text) at `context / fresh` times the work.
 
     Raises
     ------

@@ -39,17 +39,16 @@ def run(arguments: argparse.Namespace) -> int:
     from ..documents import read_documents
     from ..folder import load_model
     from ..text import write_text
-    from ..tokens import TokenWindows, bits_per_byte, write_tokens
+    from ..tokens import bits_per_byte, evaluation_windows, write_tokens
     from ..training.measure import held_out_nats
 
     documents = read_documents(arguments.text)
     model, tokenizer = load_model(folder, device=arguments.device)
-    context = model.tmm_config.max_len
     with tempfile.TemporaryDirectory() as scratch:
         text = write_text(documents, Path(scratch, "text"))
         part = text.whole()
         tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
-        windows = TokenWindows(tokens, min(context, len(tokens)), fresh=max(1, min(context, len(tokens)) // 2))
+        windows = evaluation_windows(tokens, model.tmm_config.max_len)
         nats = held_out_nats(model, windows, batch=arguments.batch)
         costs = {"this model": bits_per_byte(nats, part), **_others(folder, part)}
         del windows, tokens  # the mapped file must be closed before Windows can remove it

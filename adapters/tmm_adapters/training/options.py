@@ -16,16 +16,16 @@ class TrainingOptions:
     """Optimiser steps; unless given, as many as fit into --minutes."""
     minutes: float = 3.0
     """Time to train for, evaluations and samples included; turned into a number of steps after 20 timed ones."""
-    batch: int = 8
+    batch: int = 4
     """Sequences in a batch, on each device."""
     accumulate: int = 1
     """Batches whose gradients are added up before a step."""
-    learning_rate: float = 2e-3
-    """Learning rate after the warm-up; falls to zero along a cosine."""
-    warmup: int = 50
+    learning_rate: float | None = None
+    """Learning rate after the warm-up; falls to zero along a cosine. Unless given, 0.768 / d_model."""
+    warmup: int = 200
     """Steps over which the learning rate rises; at most a quarter of the run."""
     weight_decay: float = 0.1
-    """Decay of the weights (AdamW); biases and norms have none."""
+    """Decay of the linear maps' weights (AdamW); lags, embedding, biases and norms have none."""
     beta1: float = 0.9
     """Memory of AdamW's average of gradients."""
     beta2: float = 0.95
@@ -34,8 +34,9 @@ class TrainingOptions:
     """Largest norm of the gradient; 0 does not clip."""
     seed: int = 0
     """Of the initial weights, the order of the text and the samples."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of the model; bfloat16 is mixed precision, with weights in float32."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the model; bfloat16 is mixed precision, with weights in float32; auto is bfloat16 where the device
+    is fast at it."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; auto is an accelerator where there is one."""
     backend: str | None = None
@@ -65,7 +66,9 @@ class TrainingOptions:
             _require(0 <= getattr(self, name) < 1, name, "from 0 to below 1", getattr(self, name))
         _require(self.steps is None or self.steps >= 1, "steps", "at least 1", self.steps)
         _require(self.minutes > 0, "minutes", "more than 0", self.minutes)
-        _require(self.learning_rate > 0, "learning_rate", "more than 0", self.learning_rate)
+        _require(
+            self.learning_rate is None or self.learning_rate > 0, "learning_rate", "more than 0", self.learning_rate
+        )
         _require(self.prompt != "", "prompt", "some text for the samples to begin with", "empty")
 
     @classmethod

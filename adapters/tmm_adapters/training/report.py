@@ -30,7 +30,7 @@ def header(run: Run, trainer: LanguageModelTrainer, data: Data) -> list[tuple[st
         ("model", _shape(config)),
         ("parameters", f"{sum(p.numel() for p in trainer.model.parameters()):,}"),
         ("FLOPs per token", f"{flops_per_token(config):,}"),
-        ("device", device_name(trainer.args)),
+        ("device", f"{device_name(trainer.args)}, {options.precision}"),
         ("backend", engine_name(trainer.args.device, options.precision)),
         ("text", Source.from_dict(run.description["source"]).name),
         ("", f"{data.text.n_bytes:,} bytes, {data.text.n_documents:,} documents, sha256 {data.text.sha256[:16]}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import time
 from dataclasses import dataclass
@@ -13,10 +14,10 @@ from transformers import PrinterCallback, TrainingArguments
 
 from tmm_core import TMMConfig, use_backend
 
-from ..tokens import TokenWindows
+from ..tokens import TokenWindows, evaluation_windows
 from ..torch import LanguageModel
 from ..yardsticks import yardsticks
-from .arguments import UNKNOWN_STEPS, in_first_process, part, training_arguments
+from .arguments import UNKNOWN_STEPS, in_first_process, part, settled, training_arguments
 from .callbacks import BITS, Flow, Narration, Records
 from .checkpoints import newest_intact, step_of
 from .data import Data, fitting, open_data, prepare_data
@@ -49,6 +50,7 @@ class Plan:
 
 def begin(plan: Plan) -> int:
     """Make a new run and train it; return the exit code: 0, or 130 and 143 where a signal ended it."""
+    plan = dataclasses.replace(plan, options=settled(plan.options, plan.config))
     arguments = training_arguments(plan.options)
     display = make_display(silent=arguments.process_index != 0)
     with _backend(plan.options):
@@ -118,7 +120,7 @@ def _create(plan: Plan, display: Display) -> Run:
 def _windows(data: Data, config: TMMConfig, options: TrainingOptions) -> tuple[TrainingSamples, TokenWindows]:
     """Return what to train and to evaluate on; refuse a text that is shorter than one context."""
     samples = TrainingSamples(data.training_tokens, config.max_len, options.seed)
-    return samples, TokenWindows(data.held_out_tokens, min(config.max_len, len(data.held_out_tokens)))
+    return samples, evaluation_windows(data.held_out_tokens, config.max_len)
 
 
 def _train(

@@ -111,6 +111,10 @@ class LanguageModelTrainer(Trainer):
         prepared: DataLoader[Any] = self.accelerator.prepare(loader)
         return prepared
 
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Return the weights of linear maps: lags and the embedding of rare tokens are not to decay."""
+        return [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LambdaLR:
