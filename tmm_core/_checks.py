@@ -6,8 +6,9 @@ from typing import Any
 
 import array_api_compat as compat
 
-from . import _maths
+from ._arrays import device_of, result_dtype_name, values_known
 from ._exchange import Array, namespace_of
+from ._masks import unsorted
 
 __all__ = ["check_count", "check_filter", "check_heads", "check_segments", "check_signal", "together"]
 
@@ -21,7 +22,7 @@ def together(**arrays: Array | None) -> tuple[Any, list[Any]]:
         dask = next(namespace_of(array) for array in arrays.values() if compat.is_dask_array(array))
         arrays = {name: dask.asarray(a) if compat.is_numpy_array(a) else a for name, a in arrays.items()}
     xp = namespace_of(*arrays.values())
-    devices = {name: str(_maths.device_of(array)) for name, array in arrays.items() if array is not None}
+    devices = {name: str(device_of(array)) for name, array in arrays.items() if array is not None}
     # JAX places arrays over several devices and refuses by itself those that do not fit.
     if not compat.is_jax_namespace(xp) and len(set(devices.values())) > 1:
         places = ", ".join(f"{name} on {device}" for name, device in devices.items())
@@ -31,7 +32,7 @@ def together(**arrays: Array | None) -> tuple[Any, list[Any]]:
 
 def check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
     """Refuse what is no floating filter of one of these numbers of axes."""
-    _maths.result_dtype_name(w)
+    result_dtype_name(w)
     if w.ndim not in ndims or 0 in w.shape:
         shapes = " or ".join({1: "(k,)", 2: "(h, k)", 3: "(h, m, k)"}[ndim] for ndim in ndims)
         raise ValueError(f"{name} must be {shapes} with at least one of each, and is {tuple(w.shape)}")
@@ -39,7 +40,7 @@ def check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
 
 def check_signal(name: str, x: Array, *, vector: bool) -> None:
     """Refuse what is no floating signal; one without channels only where `vector`."""
-    _maths.result_dtype_name(x)
+    result_dtype_name(x)
     if x.ndim < 2 and not (vector and x.ndim == 1):
         also = " or (n,)" if vector else "; (n,) goes with a one-dimensional filter"
         raise ValueError(f"{name} must be (..., n, d){also}, and is {tuple(x.shape)}")
@@ -73,6 +74,6 @@ def check_segments(xp: Any, segment_ids: Array | None, x: Array) -> Array | None
         raise ValueError(
             f"segment_ids must broadcast to {tuple(x.shape[:-1])}, one a position, and are {tuple(segment_ids.shape)}"
         ) from error
-    if _maths.values_known(ids) and bool(xp.any(_maths.unsorted(ids))):
+    if values_known(ids) and bool(xp.any(unsorted(ids))):
         raise ValueError("segment_ids must not decrease along time: number documents in their order in the row")
     return ids

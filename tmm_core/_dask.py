@@ -9,7 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from . import _maths, toeplitz
+from . import toeplitz
+from ._arrays import computed_in, result_dtype
 from ._exchange import Array, namespace_of
 from ._protocols import Engine
 
@@ -40,7 +41,7 @@ def correlate(
 ) -> Array:
     """Return the correlation, lazily: the sum of those of the blocks; see `toeplitz.causal_toeplitz_correlate`."""
     xp = namespace_of(x, g)
-    dtype, (x, g) = _maths.computed_in(x, g)  # the sum over blocks, too, is done in the wider dtype
+    dtype, (x, g) = computed_in(x, g)  # the sum over blocks, too, is done in the wider dtype
     signal = tuple(range(x.ndim))
     shape = {x.ndim: heads, x.ndim + 1: kernel, x.ndim + 2: lags}
     rows = signal[:-2]
@@ -63,7 +64,7 @@ def _row_by_row(function: Callable[..., Array], w: Array, x: Array, ids: Array |
     xp = namespace_of(w, x)
     signal = tuple(range(x.ndim))
     filters = tuple(range(x.ndim, x.ndim + w.ndim))
-    dtype = _maths.result_dtype(w, x)
+    dtype = result_dtype(w, x)
     return xp.blockwise(
         functools.partial(function, **options),
         signal,

@@ -10,9 +10,8 @@ import bisect
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
-from ._arrays import conj, device_of, dtype_name, is_real, shift_channels, swap, values_known
+from ._arrays import conj, device_of, dtype_name, is_real, shift_channels, values_known
 from ._exchange import Array, namespace_of
 
 __all__ = ["correlation", "fast_length", "product"]

@@ -1,8 +1,7 @@
 """Toeplitz products written out in array-API calls: the definition of what `toeplitz.py` offers, and its oracle.
 
 `w` is `(h, m, k)`, `x` and `g` are `(..., n, d)`. Short products and exact ones are direct sums (`_direct.py`), long
-ones go through transforms (`_fourier.py`); documents and non-finite entries are masked (`_masks.py`). The names below
-serve other engines as well.
+ones go through transforms (`_fourier.py`); documents and non-finite entries are masked (`_masks.py`).
 """
 
 from __future__ import annotations
@@ -12,39 +11,11 @@ from contextlib import nullcontext
 from typing import Any
 
 from . import _direct, _fourier
-from ._arrays import computed_in, device_of, nan_where, result_dtype, result_dtype_name, shift_channels, values_known
-from ._direct import toeplitz_block
+from ._arrays import computed_in, device_of, nan_where, values_known
 from ._exchange import Array, namespace_of
-from ._fourier import fast_length
-from ._masks import (
-    by_segments,
-    correlate_by_segments,
-    positions,
-    split_finite,
-    spoiled_lags,
-    spoiled_outputs,
-    unsorted,
-)
+from ._masks import by_segments, correlate_by_segments, split_finite, spoiled_lags, spoiled_outputs, unsorted
 
-__all__ = [
-    "by_segments",
-    "causal_toeplitz_correlate",
-    "causal_toeplitz_matmul",
-    "computed_in",
-    "correlate_by_segments",
-    "device_of",
-    "fast_length",
-    "positions",
-    "result_dtype",
-    "result_dtype_name",
-    "shift_channels",
-    "split_finite",
-    "spoiled_lags",
-    "spoiled_outputs",
-    "toeplitz_block",
-    "unsorted",
-    "values_known",
-]
+__all__ = ["causal_toeplitz_correlate", "causal_toeplitz_matmul"]
 
 DIRECT_BELOW = 128
 """Up to this length direct sums are faster: in NumPy on one core, float32, 1.5 to 4 times at n = 128, even at 256."""
@@ -60,7 +31,8 @@ def causal_toeplitz_matmul(w: Array, x: Array, /, *, adjoint: bool, exact: bool,
     x, bad_x = split_finite(x)
 
     def product(w: Array, x: Array) -> Array:
-        return _product(w, x, adjoint, exact)
+        method = _direct if exact or x.shape[-2] <= DIRECT_BELOW else _fourier
+        return method.product(w, x, adjoint=adjoint)
 
     with _quiet():
         if segment_ids is None:
@@ -85,7 +57,8 @@ def causal_toeplitz_correlate(
     g, bad_g = split_finite(g)
 
     def correlate(x: Array, g: Array, lags: int) -> Array:
-        return _correlation(x, g, lags, heads, kernel, exact)
+        method = _direct if exact or x.shape[-2] <= DIRECT_BELOW else _fourier
+        return method.correlation(x, g, lags=lags, heads=heads, kernel=kernel)
 
     with _quiet():
         if segment_ids is None:
@@ -98,21 +71,6 @@ def causal_toeplitz_correlate(
     if used < lags:
         c = xp.concat([c, xp.zeros((heads, kernel, lags - used), dtype=dtype, device=device_of(c))], axis=-1)
     return c
-
-
-def _product(w: Array, x: Array, adjoint: bool, exact: bool) -> Array:
-    """Return the product of finite arrays, without segments."""
-    w = w[..., : min(w.shape[-1], x.shape[-2])]
-    if exact or x.shape[-2] <= DIRECT_BELOW:
-        return _direct.product(w, x, adjoint=adjoint)
-    return _fourier.product(w, x, adjoint=adjoint)
-
-
-def _correlation(x: Array, g: Array, lags: int, heads: int, kernel: int, exact: bool) -> Array:
-    """Return the correlation of finite arrays, without segments; `lags` are at most the length."""
-    if exact or x.shape[-2] <= DIRECT_BELOW:
-        return _direct.correlation(x, g, lags=lags, heads=heads, kernel=kernel)
-    return _fourier.correlation(x, g, lags=lags, heads=heads, kernel=kernel)
 
 
 def _quiet() -> Any:

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from . import _dask, _exchange, _maths
+from ._arrays import result_dtype_name
 from ._exchange import Array
 from ._protocols import Backend, Bridge, Engine, Operation, Request
 
@@ -160,7 +161,7 @@ def compute(
     library = _exchange.library_of(arrays[0])
     request = Request(
         operation,
-        _maths.result_dtype_name(*arrays),
+        result_dtype_name(*arrays),
         _exchange.device_kind(arrays[0]),
         bool(options["exact"]),
         segment_ids is not None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import array_api_compat as compat
 
-from . import _dask, _direct, _maths, _registry
-from ._arrays import conj
+from . import _dask, _direct, _registry
+from ._arrays import computed_in, conj, device_of, values_known
 from ._checks import check_count, check_filter, check_heads, check_segments, check_signal, together
 from ._compile import one_operation
 from ._exchange import Array, namespace_of
@@ -57,7 +57,7 @@ def causal_toeplitz(w: Array, n: int) -> Array:
     """
     check_filter("w", w, (1, 2, 3))
     check_count("n", n, 0)
-    return _maths.toeplitz_block(w, (0, n), (0, n))
+    return _direct.toeplitz_block(w, (0, n), (0, n))
 
 
 @one_operation
@@ -262,7 +262,7 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     if x.shape[time] != q:
         raise ValueError(f"x must have as many times as row has entries, {q}, and is {tuple(x.shape)}")
     if p > q:
-        rest = xp.zeros((*x.shape[:time], p - q, *x.shape[time + 1 :]), dtype=x.dtype, device=_maths.device_of(x))
+        rest = xp.zeros((*x.shape[:time], p - q, *x.shape[time + 1 :]), dtype=x.dtype, device=device_of(x))
         x = xp.concat([x, rest], axis=time)
     above = xp.concat([xp.zeros_like(row[..., :1]), conj(row[..., 1:])], axis=-1)
     y = causal_toeplitz_matmul(column, x, backend=backend)
@@ -315,11 +315,11 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     w = w[None, :] if w.ndim == 1 else w
     y = y[:, None] if y.ndim == 1 else y
     check_heads("w's first axis", w.shape[0], y.shape[-1])
-    if _maths.values_known(w) and bool(xp.any(w[:, 0] == 0)):
+    if values_known(w) and bool(xp.any(w[:, 0] == 0)):
         raise ValueError("w[..., 0] must not be zero: the matrix has no inverse")
     if compat.is_dask_array(y):
         return xp.reshape(_dask.solve(w, y), shape)
-    dtype, (w, y) = _maths.computed_in(w, y)
+    dtype, (w, y) = computed_in(w, y)
     if 0 in shape:
         return xp.astype(y, dtype, copy=True)
     return xp.reshape(
@@ -344,7 +344,7 @@ def _solve(w: Array, v: Array, y: Array) -> Array:
 
 def _first_lags(w: Array, n: int) -> Array:
     """Return the first n lags, zeros where `w` has fewer."""
-    return _maths.toeplitz_block(w, (0, n), (0, 1))[..., 0]
+    return _direct.toeplitz_block(w, (0, n), (0, 1))[..., 0]
 
 
 @one_operation
@@ -381,7 +381,7 @@ def causal_toeplitz_inverse(w: Array, n: int) -> Array:
     xp, (w,) = together(w=w)
     check_filter("w", w, (1, 2))
     heads = w.shape[0] if w.ndim == 2 else 1
-    times = xp.arange(n, device=_maths.device_of(w))
+    times = xp.arange(n, device=device_of(w))
     unit = xp.astype(xp.broadcast_to((times == 0)[:, None], (n, heads)), w.dtype)
     v = causal_toeplitz_solve(w, unit)
     return v[:, 0] if w.ndim == 1 else xp.permute_dims(v, (1, 0))

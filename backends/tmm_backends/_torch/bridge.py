@@ -17,7 +17,7 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from tmm_core import _maths, _registry
+from tmm_core import _arrays, _masks, _registry
 from tmm_core._protocols import Engine
 
 __all__ = ["TorchBridge"]
@@ -237,7 +237,7 @@ def _run(engine: Engine, operation: Any, *arrays: Tensor, segment_ids: Tensor | 
     with torch.autocast(arrays[0].device.type, enabled=False):
         detached = (array.detach() for array in arrays)
         result: Tensor = _registry.run(engine, operation, *detached, segment_ids=segment_ids, **options)
-    if segment_ids is not None and bool((wrong := _maths.unsorted(segment_ids)).any()):
+    if segment_ids is not None and bool((wrong := _masks.unsorted(segment_ids)).any()):
         # Only compiled and batched code comes here with such numbers: they were refused where they could be seen.
         result = result.masked_fill(wrong[..., None, None] if operation == "matmul" else wrong.any(), math.nan)
     return result
@@ -302,5 +302,5 @@ def _(
 
 
 def _dtype(*tensors: Tensor) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, _maths.result_dtype_name(*tensors))
+    dtype: torch.dtype = getattr(torch, _arrays.result_dtype_name(*tensors))
     return dtype

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tmm_core import _exchange, _maths
+from tmm_core import _arrays, _exchange, _masks, _maths
 from tmm_core._protocols import Request
 
 from .pieces import Scales, by_power, choose_method, pieces, read
@@ -49,10 +49,10 @@ class TorchEngine:
             return _exact_product(w, x, adjoint, segment_ids).to(dtype)
         scales = Scales.of_product(w, x)
         if not scales.finite:
-            w, bad_w = _maths.split_finite(w)
-            x, bad_x = _maths.split_finite(x)
+            w, bad_w = _masks.split_finite(w)
+            x, bad_x = _masks.split_finite(x)
             y = self.matmul(w, x, adjoint=adjoint, exact=False, segment_ids=segment_ids).to(dtype)
-            spoiled = _maths.spoiled_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
+            spoiled = _masks.spoiled_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
             return y if spoiled is None else y.masked_fill_(spoiled, math.nan)
         if segment_ids is None:
             return _product(w, x, dtype, adjoint, scales)
@@ -72,10 +72,10 @@ class TorchEngine:
         if exact:
             c = _exact_correlation(x, g, computed, segment_ids, **shape)
         elif not (scales := Scales.of_correlation(x, g, computed, heads)).finite:
-            x, bad_x = _maths.split_finite(x)
-            g, bad_g = _maths.split_finite(g)
+            x, bad_x = _masks.split_finite(x)
+            g, bad_g = _masks.split_finite(g)
             c = self.correlate(x, g, exact=False, segment_ids=segment_ids, **shape)
-            spoiled = _maths.spoiled_lags(x, g, bad_x, bad_g, segment_ids=segment_ids, **shape)
+            spoiled = _masks.spoiled_lags(x, g, bad_x, bad_g, segment_ids=segment_ids, **shape)
             c = c if spoiled is None else c.masked_fill_(spoiled, math.nan)
         elif segment_ids is None:
             c = _correlation(x, g, computed, scales, **shape)
@@ -87,7 +87,7 @@ class TorchEngine:
 
 def _dtypes(*arrays: Tensor) -> tuple[torch.dtype, torch.dtype]:
     """Return the dtype of the result and the one that it is computed in."""
-    result: torch.dtype = getattr(torch, _maths.result_dtype_name(*arrays))
+    result: torch.dtype = getattr(torch, _arrays.result_dtype_name(*arrays))
     return result, torch.float32 if result in (torch.float16, torch.bfloat16) else result
 
 
@@ -156,7 +156,7 @@ def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool
     for some_heads, parts in pieces(signals.shape, kernel, x.device, whole_heads=kernel > 1):
         for part in parts:
             block = signals[part.rows, :, part.heads, part.channels]
-            y = _maths.by_segments(product, w[some_heads], block.flatten(2), ids[part.rows], adjoint=adjoint)
+            y = _masks.by_segments(product, w[some_heads], block.flatten(2), ids[part.rows], adjoint=adjoint)
             results[part.rows, :, part.heads, part.channels] = y.view(block.shape)
     return out
 
@@ -178,7 +178,7 @@ def _correlation_by_segments(
         for part in parts:
             at = (part.rows, slice(None), part.heads, part.channels)
             blocks = signals[at].flatten(2).to(dtype), targets[at].flatten(2).to(dtype)
-            out[some_heads] += _maths.correlate_by_segments(correlate, *blocks, ids[part.rows], lags=lags)
+            out[some_heads] += _masks.correlate_by_segments(correlate, *blocks, ids[part.rows], lags=lags)
     return out
 
 

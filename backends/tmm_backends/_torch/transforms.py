@@ -1,4 +1,4 @@
-"""Products and correlations of blocks of channels, by transforms or by dense matrices.
+"""Products and correlations of blocks of channels, by transforms or by direct sums.
 
 A block of signals is `(n, rows, heads, channels)`, time first; lags are `(heads, kernel, lags)`. Where the kernel has
 m > 1 rows, a block that is read carries m - 1 channels more than one that is written, before them for the product and
@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tmm_core import _maths
+from tmm_core._fourier import fast_length
 
-__all__ = ["Dense", "Fourier", "Method", "reads"]
+__all__ = ["Direct", "Fourier", "Method", "reads"]
+
+
+BLOCK = 128
 
 
 class Method(Protocol):
@@ -48,7 +52,7 @@ class Fourier:
 
     def __init__(self, n: int, lags: int, dtype: torch.dtype, device: torch.device) -> None:
         """Prepare for signals of length `n` and at most as many lags."""
-        self.length = _maths.fast_length(n + lags - 1 if dtype.is_complex else n)
+        self.length = fast_length(n + lags - 1 if dtype.is_complex else n)
         self.dtype = torch.complex128 if dtype in (torch.float64, torch.complex128) else torch.complex64
         self.device = device
         self.twists = None if dtype.is_complex else _twists(self.length, self.dtype, device)
@@ -112,52 +116,79 @@ class Fourier:
             out.copy_(result.mul_(_along(self.twists[1][: out.shape[0]], out.ndim)).real)
 
 
-class Dense:
-    """Products with the matrices T[t, s] = w[t - s] themselves."""
+class Direct:
+    """Direct sums, block by block of output times: what a block reads of the matrix T[t, s] = w[t - s] is always the
+    same strip of `block` rows, cut at the ends of the signal. So no n x n matrix is held, half of one is multiplied,
+    and of a banded one the band.
+    """
 
-    def __init__(self, n: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Prepare for signals of length `n`."""
+    def __init__(self, n: int, lags: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Prepare for signals of length `n` and at most as many lags."""
         self.n, self.dtype, self.device = n, dtype, device
+        self.block = min(n, BLOCK)
+        self.reach = min(n, lags - 1 + self.block)
+        """Times that a block of outputs reads."""
 
     def filters(self, w: Tensor, *, adjoint: bool) -> Tensor:
-        """Return the matrices, conjugate and transposed for the adjoint, as `(kernel, heads, n, n)`."""
-        n = self.n
-        padded = w.new_zeros((*w.shape[:-1], 2 * n - 1), dtype=self.dtype)
-        padded[..., n - w.shape[-1] : n] = w.flip(-1)
-        # T[t, s] = padded[n - 1 - t + s]: windows of one vector, the last window first.
-        matrices = padded.unfold(-1, n, 1).flip(-2).movedim(1, 0)
-        return matrices.mH if adjoint else matrices
+        """Return the strips, `(kernel, heads, block, reach)`: the last output reads the last time, or for the adjoint
+        the first output the first time.
+        """
+        padded = w.new_zeros((*w.shape[:-1], self.block - 1 + self.reach), dtype=self.dtype)
+        count = min(w.shape[-1], self.reach)
+        padded[..., self.block - 1 :][..., :count] = w[..., :count].conj() if adjoint else w[..., :count]
+        # Adjoint: row s reads w[t - s] at time t, so it is a window of [0, ..., 0, w], one entry earlier for each row.
+        windows = (padded if adjoint else padded.flip(-1)).unfold(-1, self.reach, 1)
+        return windows.flip(-2).movedim(1, 0)
 
     def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, shares: Tensor | None) -> None:
-        """Write the product, or the adjoint product, of one block into `out`."""
-        kernel = filters.shape[0]
-        x = x.to(self.dtype)
-        total: Tensor | None = None
-        for i in range(kernel):
-            read = reads(x, i, kernel, adjoint)
-            read = _columns(read if shares is None else read * shares[..., i])
-            total = filters[i] @ read if total is None else total.baddbmm_(filters[i], read)
-        rows, heads, width = out.shape[1:]
-        out.copy_(total.reshape(heads, self.n, rows, width).permute(1, 2, 0, 3))  # type: ignore[union-attr]
+        """Write the product, or the adjoint product, of one block of channels into `out`."""
+        kernel, x = filters.shape[0], x.to(self.dtype)
+        sources = [reads(x, i, kernel, adjoint) for i in range(kernel)]
+        if shares is not None:
+            sources = [source * shares[..., i] for i, source in enumerate(sources)]
+        columns = [_columns(source) for source in sources]
+        for (rows, lags), outputs, inputs in self._blocks(adjoint):
+            # Contiguous results: into a part of a larger tensor, PyTorch would multiply head by head.
+            y = torch.bmm(filters[0, :, rows, lags], columns[0][:, inputs])
+            for i in range(1, kernel):
+                y.baddbmm_(filters[i, :, rows, lags], columns[i][:, inputs])
+            target = out[outputs]
+            target.copy_(y.view(y.shape[0], y.shape[1], *target.shape[1::2]).permute(1, 2, 0, 3))
 
     def nothing(self, heads: int, kernel: int) -> Tensor:
-        """Return zeros for all pairs of times, and n more to the left of each row: `(kernel, heads, n, 2n)`."""
-        return torch.zeros((kernel, heads, self.n, 2 * self.n), dtype=self.dtype, device=self.device)
+        """Return a strip of zeros, and `block` more to the left of each row: `(kernel, heads, block, block + reach)`."""
+        return torch.zeros((kernel, heads, self.block, self.block + self.reach), dtype=self.dtype, device=self.device)
 
     def correlate(self, total: Tensor, x: Tensor, g: Tensor, *, shares: Tensor | None) -> None:
-        """Add the products of outputs with inputs at all pairs of times."""
+        """Add the products of outputs with the inputs that they read, where the strip has their lags."""
         x, g, kernel = x.to(self.dtype), g.to(self.dtype), total.shape[0]
         for i in range(kernel):
             targets = _columns(g if shares is None else g * shares[..., i])
-            sources = _columns(reads(x, i, kernel, False))
-            total[i, :, :, self.n :] += targets @ sources.mH
+            sources = _columns(reads(x, i, kernel, False)).mH
+            strips = total[i][..., self.block :]
+            for strip, outputs, inputs in self._blocks(adjoint=False):
+                strips[:, *strip].baddbmm_(targets[:, outputs], sources[..., inputs])
 
     def lags(self, total: Tensor, count: int) -> Tensor:
-        """Return the sums along the lower diagonals, which one more entry a row makes columns of a view."""
-        n, (kernel, heads) = self.n, total.shape[:2]
-        steps = (*total.stride()[:2], 2 * n + 1, 1)
-        diagonals = total.as_strided((kernel, heads, n, n), steps, total.storage_offset() + 1)
-        return diagonals.sum(-2).flip(-1)[..., :count].movedim(0, 1)
+        """Return the sums along diagonals, which one more entry a row makes columns of a view."""
+        kernel, heads, block, row = total.shape
+        steps = (*total.stride()[:2], row + 1, 1)
+        # In the first row, lag 0 lies at the column reach - block of the strip, and each lag one to the left of the last.
+        first = total.storage_offset() + self.reach - count + 1
+        diagonals = total.as_strided((kernel, heads, block, count), steps, first)
+        return diagonals.sum(-2).flip(-1).movedim(0, 1)
+
+    def _blocks(self, adjoint: bool) -> Iterator[tuple[tuple[slice, slice], slice, slice]]:
+        """Yield what is multiplied: rows and columns of the strip, times of outputs, times of inputs."""
+        for start in range(0, self.n, self.block):
+            stop = min(start + self.block, self.n)
+            if adjoint:
+                end = min(self.n, start + self.reach)
+                yield (slice(stop - start), slice(end - start)), slice(start, stop), slice(start, end)
+            else:
+                first = max(0, stop - self.reach)
+                rows, columns = slice(self.block - (stop - start), None), slice(self.reach - (stop - first), None)
+                yield (rows, columns), slice(start, stop), slice(first, stop)
 
 
 def reads(a: Tensor, i: int, kernel: int, adjoint: bool) -> Tensor:
