@@ -132,6 +132,7 @@ class TMMConfig:
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
+        "max_len": 256,
         "d_model": 128,
         "n_heads": 8,
         "position_bias": False,

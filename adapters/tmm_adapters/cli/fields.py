@@ -14,16 +14,18 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 __all__ = ["add_fields", "given_fields"]
 
 
-def add_fields(parser: argparse._ActionsContainer, cls: type, *, skip: Collection[str] = ()) -> None:
+def add_fields(parser: argparse._ActionsContainer, cls: type, *, skip: Collection[str] = (), shown: Any = None) -> None:
     """Add one option for each field of the dataclass `cls`; an option that is not given leaves no trace.
 
-    A `bool` becomes `--name` and `--no-name`, a `Literal` a choice; underscores become dashes.
+    A `bool` becomes `--name` and `--no-name`, a `Literal` a choice; underscores become dashes. The help shows the
+    values of the instance `shown` as defaults, where the fields' own are not those that apply.
     """
     hints, notes = get_type_hints(cls), field_docstrings(cls)
     for field in dataclasses.fields(cls):
         if field.name in skip:
             continue
-        default = "" if field.default is None else f" (default: {field.default})"
+        value = field.default if shown is None else getattr(shown, field.name)
+        default = "" if value is None else f" (default: {value})"
         help_text = (notes.get(field.name, "") + default).replace("%", "%%").replace("`", "")
         parser.add_argument(
             "--" + field.name.replace("_", "-"),

@@ -49,7 +49,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     text.add_argument("--text", nargs="+", metavar="FILE", help="train on these text files, each one document")
     add_fields(text, Source, skip=("text",))
     add_fields(parser.add_argument_group("training"), TrainingOptions)
-    add_fields(parser.add_argument_group("model", "each option changes a field of the preset"), TMMConfig)
+    model = parser.add_argument_group("model", "each option changes a field of the preset; shown are the default's")
+    add_fields(model, TMMConfig, shown=TMMConfig.preset("default"))
     parser.set_defaults(run=run)
 
 
