@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -97,7 +98,28 @@ def test_a_block_is_left_by_an_error_as_well(register: Callable[..., None]) -> N
     np.testing.assert_array_equal(product(), Y)
 
 
+def test_blocks_of_generators_end_in_any_order(register: Callable[..., None]) -> None:
+    register("json", lambda: doubling("json"))
+
+    def inside(name: str) -> Iterator[None]:
+        with tmm_core.use_backend(name):
+            yield
+
+    outer, inner = inside("json"), inside("numpy")
+    next(outer)
+    next(inner)
+    outer.close()
+    np.testing.assert_array_equal(product(), Y)
+    with tmm_core.use_backend("json"):
+        inner.close()
+        np.testing.assert_array_equal(product(), 2 * Y)
+    np.testing.assert_array_equal(product(), Y)
+    assert _registry._blocks.get() == ()
+
+
 def test_an_unknown_backend_names_the_choices() -> None:
+    with pytest.raises(LookupError, match="unknown backend ''"):
+        product(backend="")
     for choose in (lambda: product(backend="nonesuch"), lambda: tmm_core.get_backend("nonesuch")):
         with pytest.raises(LookupError, match=r"unknown backend 'nonesuch'.*'auto'.*array_api, numpy, .*torch"):
             choose()
@@ -111,6 +133,22 @@ def test_a_missing_library_is_not_listed_and_names_what_to_install(register: Cal
     assert "no_such_library" not in tmm_core.available_backends()
     with pytest.raises(LookupError, match="'no_such_library', which is not installed: install no_such_library"):
         tmm_core.get_backend("no_such_library")
+
+
+def test_what_is_no_backend_is_refused(register: Callable[..., None]) -> None:
+    register("json", lambda: Doubling("json"))
+    with pytest.raises(LookupError, match=r"'json' cannot be used: stranger:json is no tmm_core\._registry\.Backend"):
+        product(backend="json")
+
+
+@pytest.mark.parametrize("name", ["no_such_library.part", "stand_in"])
+def test_a_name_that_cannot_be_looked_up_spoils_no_listing(
+    register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "stand_in", types.ModuleType("stand_in"))  # it has no spec
+    register(name, lambda: doubling(name))
+    assert "numpy" in tmm_core.available_backends()
+    assert name not in tmm_core.available_backends()
 
 
 def test_a_broken_library_names_its_fault(register: Callable[..., None]) -> None:
@@ -187,6 +225,45 @@ def test_arrays_cross_between_libraries(source: str, target: str) -> None:
     assert type(shared) is type(like)
     assert _exchange.library_of(shared) == _exchange.library_of(like)
     np.testing.assert_array_equal(np.asarray(shared), values)
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "scalar": lambda a: a[1, 2],
+    "empty": lambda a: a[:0, :],
+    "transposed": lambda a: a.T,
+    "gaps": lambda a: a[:, ::2],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64", "float64", "complex128"])
+@pytest.mark.parametrize("source", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax"])
+def test_arrays_of_any_layout_and_dtype_cross(source: str, target: str, dtype: str, form: str) -> None:
+    import jax
+
+    values = np.arange(6).reshape(2, 3).astype(dtype)
+    with jax.enable_x64(True):
+        shared = _exchange.share_like(FORMS[form](make(source, values)), make(target, values))
+        assert _exchange.dtype_name(shared.dtype) == dtype
+        np.testing.assert_array_equal(np.asarray(shared), FORMS[form](values))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">c16"])
+def test_numbers_in_another_byte_order_cross(dtype: str) -> None:
+    import torch
+
+    values = np.arange(4).astype(dtype)
+    np.testing.assert_array_equal(_exchange.share_like(values, torch.zeros(1)).numpy(), values)
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_jax_without_64_bits_truncates_nothing(dtype: str) -> None:
+    import jax
+
+    with jax.enable_x64(False), pytest.raises(TypeError, match=rf"of {dtype}: convert .*jax_enable_x64"):
+        _exchange.share_like(np.ones(3, dtype), jax.numpy.ones(1))
 
 
 @pytest.mark.parametrize("source", ["numpy", "torch", "jax"])

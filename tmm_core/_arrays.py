@@ -8,13 +8,12 @@ from typing import Any
 
 import array_api_compat as compat
 
-from ._exchange import Array, is_traced, namespace_of
+from ._exchange import Array, dtype_name, is_traced, namespace_of
 
 __all__ = [
     "computed_in",
     "conj",
     "device_of",
-    "dtype_name",
     "is_real",
     "matmul",
     "nan_where",
@@ -27,10 +26,6 @@ __all__ = [
 
 _HALVES = ("float16", "bfloat16")
 _SINGLE = {"float16": 1, "bfloat16": 1, "float32": 1, "float64": 2, "complex64": 1, "complex128": 2}
-
-
-def dtype_name(dtype: Any) -> str:
-    return getattr(dtype, "name", None) or str(dtype).rsplit(".", 1)[-1]
 
 
 def result_dtype_name(*arrays: Array) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import array_api_compat as compat
 
-__all__ = ["Array", "device_kind", "library_of", "namespace_of", "share", "share_like"]
+__all__ = ["Array", "device_kind", "dtype_name", "library_of", "namespace_of", "share", "share_like"]
 
 Array = Any
 """An array of any library; its class says which."""
@@ -37,6 +37,11 @@ def namespace_of(*arrays: Array | None) -> ModuleType:
     return spaces.pop()
 
 
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, the same in every library: `float32`, …"""
+    return getattr(dtype, "name", None) or str(dtype).rsplit(".", 1)[-1]
+
+
 def device_kind(array: Array) -> str:
     """Return the kind of device that holds `array`: `cpu`, `cuda`, `tpu`, …, or `traced` for one without values yet."""
     device = compat.device(array)
@@ -53,9 +58,14 @@ def is_traced(array: Array) -> bool:
 
 
 def share(array: Array, target: ModuleType) -> Array:
-    """Return `array` as one of the library `target`, on the same memory unless it is read-only and `target` objects.
+    """Return `array` as one of the library `target`, on the same memory unless `target` cannot take that as it is.
 
     bfloat16 crosses as 16-bit integers, since NumPy and DLPack do not know it together.
+
+    Raises
+    ------
+    TypeError
+        If `array` has no values yet, or `target` lacks its dtype: JAX makes float32 of float64 unless told otherwise.
     """
     source = namespace_of(array)
     if is_traced(array):
@@ -63,19 +73,37 @@ def share(array: Array, target: ModuleType) -> Array:
             f"a traced {type(array).__name__} has no values yet, so {target.__name__} cannot compute on it: "
             "choose backend='array_api', or call outside jit, grad and vmap"
         )
-    if str(array.dtype).endswith("bfloat16"):
-        return share(array.view(source.int16), target).view(_bfloat16(target))
-    if any(stride < 0 for stride in getattr(array, "strides", None) or ()):  # torch aborts the process on these
-        array = source.asarray(array, copy=True)
+    before = dtype_name(array.dtype)
+    if before == "bfloat16":
+        bfloat16 = _bfloat16(target)
+        return share(array.view(source.int16), target).view(bfloat16)
+    array = _plain(array)
     try:
-        return target.from_dlpack(array)
-    except BufferError:  # some libraries take no read-only memory
-        return target.from_dlpack(source.asarray(array, copy=True))
+        shared = target.from_dlpack(array)
+    except (BufferError, RuntimeError):  # some libraries take no read-only memory, JAX none with gaps
+        shared = target.from_dlpack(source.asarray(array, copy=True))
+    after = dtype_name(shared.dtype)
+    if after != before:
+        raise TypeError(
+            f"{target.__name__} makes {after} of {before}: convert the arrays first, or let JAX have 64 bits "
+            "(jax.config.update('jax_enable_x64', True))"
+        )
+    return shared
 
 
 def share_like(array: Array, like: Array) -> Array:
     """Return `array` as one of the library of `like`."""
     return share(array, namespace_of(like))
+
+
+def _plain(array: Array) -> Array:
+    """Return a NumPy array or scalar in a form that DLPack can describe, others as they are."""
+    if not compat.is_numpy_array(array):
+        return array
+    import numpy
+
+    array = numpy.asarray(array, dtype=array.dtype.newbyteorder("="))
+    return array.copy() if min(array.strides, default=0) < 0 else array  # torch aborts the process on these
 
 
 def _bfloat16(target: ModuleType) -> Any:

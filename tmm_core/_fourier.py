@@ -11,8 +11,8 @@ import functools
 import math
 from collections.abc import Callable
 
-from ._arrays import conj, device_of, dtype_name, is_real, shift_channels, values_known
-from ._exchange import Array, namespace_of
+from ._arrays import conj, device_of, is_real, shift_channels, values_known
+from ._exchange import Array, dtype_name, namespace_of
 
 __all__ = ["correlation", "fast_length", "product"]
 

@@ -70,7 +70,8 @@ _FASTEST: dict[str, tuple[str, ...]] = {"torch": ("torch",)}
 # Libraries whose bridge is part of the core, since it needs no import.
 _CORE_BRIDGES: dict[str, Bridge] = {"dask": _dask}
 
-_chosen: ContextVar[str | None] = ContextVar("tmm_backend", default=None)
+# The `with` blocks that are open here, each with its own key, the innermost last.
+_blocks: ContextVar[tuple[tuple[object, str], ...]] = ContextVar("tmm_backend", default=())
 
 
 def available_backends() -> tuple[str, ...]:
@@ -79,7 +80,7 @@ def available_backends() -> tuple[str, ...]:
     >>> "array_api" in available_backends()
     True
     """
-    return tuple(name for name in registered_backends() if name == "array_api" or find_spec(name) is not None)
+    return tuple(name for name in registered_backends() if name == "array_api" or _installed(name))
 
 
 def registered_backends() -> tuple[str, ...]:
@@ -116,11 +117,13 @@ def get_backend(name: str) -> Backend:
         raise LookupError(f"unknown backend {name!r}: choose 'auto' or one of {', '.join(registered_backends())}")
     _require_library(name, _remedy(entry))
     try:
-        backend: Backend = entry.load()
+        backend = entry.load()
     except Exception as error:  # whatever a broken installation raises, the user needs the same remedy
         raise LookupError(
             f"backend {name!r} cannot be loaded ({type(error).__name__}: {error}); to install it: {_remedy(entry)}"
         ) from error
+    if not isinstance(backend, Backend):
+        raise LookupError(f"backend {name!r} cannot be used: {entry.value} is no tmm_core._registry.Backend")
     return backend
 
 
@@ -147,11 +150,13 @@ def use_backend(name: str) -> Iterator[None]:
     """
     if name != "auto":
         get_backend(name)
-    token = _chosen.set(name)
+    block = (object(), name)
+    _blocks.set((*_blocks.get(), block))
     try:
         yield
     finally:
-        _chosen.reset(token)
+        # Not by a token of the variable: blocks in generators end in any order, and in other threads.
+        _blocks.set(tuple(other for other in _blocks.get() if other is not block))
 
 
 def compute(
@@ -185,7 +190,8 @@ def run(engine: Engine, operation: Operation, /, *arrays: Array, segment_ids: Ar
 
 def choose_engine(backend: str | None, library: str, request: Request) -> Engine:
     """Return the engine of the argument, else of the `with` block, else of `TMM_BACKEND`, else the fastest one."""
-    name = backend or _chosen.get() or _environment_choice()
+    blocks = _blocks.get()
+    name = backend if backend is not None else blocks[-1][1] if blocks else _environment_choice()
     if name != "auto":
         engine = get_backend(name).engine
         reason = engine.refusal(request)
@@ -232,8 +238,15 @@ def _registered() -> dict[str, EntryPoint]:
     return found
 
 
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # a part of a missing library, or a stand-in for one
+        return False
+
+
 def _require_library(name: str, remedy: str) -> None:
-    if find_spec(name) is None:
+    if not _installed(name):
         raise LookupError(f"backend {name!r} needs the library {name!r}, which is not installed: {remedy}")
 
 
