@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any
 
 import array_api_compat as compat
@@ -18,6 +20,7 @@ def together(**arrays: Array | None) -> tuple[Any, list[Any]]:
 
     NumPy arrays join Dask's: their blocks are NumPy's.
     """
+    arrays = {name: None if array is None else _plain(name, array) for name, array in arrays.items()}
     if any(compat.is_dask_array(array) for array in arrays.values()):
         dask = next(namespace_of(array) for array in arrays.values() if compat.is_dask_array(array))
         arrays = {name: dask.asarray(a) if compat.is_numpy_array(a) else a for name, a in arrays.items()}
@@ -28,6 +31,21 @@ def together(**arrays: Array | None) -> tuple[Any, list[Any]]:
         places = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"expected arrays on one device, got {places}: move them to one")
     return xp, list(arrays.values())
+
+
+def _plain(name: str, array: Array) -> Array:
+    """Return `array` as one whose entries all count, each in its place; refuse what cannot be made so unseen."""
+    block = getattr(array, "_meta", array)  # what Dask's blocks are
+    if any(base.__name__ == "MaskedArray" for base in type(block).__mro__):
+        raise TypeError(f"{name} must have all its entries, and is a masked array: fill it first, for example by zeros")
+    if compat.is_torch_array(array) and (str(array.layout) != "torch.strided" or array.is_nested):
+        raise TypeError(f"{name} must be a dense tensor, and is sparse or nested: convert it by to_dense()")
+    if compat.is_dask_array(array) and any(math.isnan(size) for size in array.shape):
+        raise ValueError(f"{name} has chunks of unknown sizes, {array.shape}: call its compute_chunk_sizes() first")
+    if compat.is_numpy_array(array):
+        array = namespace_of(array).asarray(array)  # subclasses may compute in ways of their own
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return array
 
 
 def check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
@@ -54,12 +72,13 @@ def check_heads(name: str, heads: int, channels: int) -> None:
         )
 
 
-def check_count(name: str, value: int, least: int) -> None:
-    """Refuse what is no integer of at least `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+def check_count(name: str, value: int, least: int) -> int:
+    """Return an integer of at least `least`, and refuse all else."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if value < least:
         raise ValueError(f"{name} must be at least {least}, not {value}")
+    return operator.index(value) if hasattr(value, "shape") else value  # symbolic integers of a compiler stay
 
 
 def check_segments(xp: Any, segment_ids: Array | None, x: Array) -> Array | None:
@@ -68,6 +87,8 @@ def check_segments(xp: Any, segment_ids: Array | None, x: Array) -> Array | None
         return None
     if not xp.isdtype(segment_ids.dtype, "integral"):
         raise TypeError(f"segment_ids must be integers, not {segment_ids.dtype}: they number documents")
+    if compat.is_torch_array(segment_ids):
+        segment_ids = xp.astype(segment_ids, xp.int64, copy=False)  # PyTorch does not order all unsigned integers
     try:
         ids = xp.broadcast_to(segment_ids, x.shape[:-1])
     except (ValueError, RuntimeError, TypeError) as error:

@@ -25,7 +25,8 @@ __all__ = [
 def unsorted(segment_ids: Array) -> Array:
     """Return, of shape `(...,)`, which rows of `segment_ids` decrease somewhere."""
     xp = namespace_of(segment_ids)
-    return xp.any(segment_ids[..., 1:] < segment_ids[..., :-1], axis=-1)
+    n = segment_ids.shape[-1]
+    return xp.any(segment_ids[..., min(n, 1) :] < segment_ids[..., : max(n - 1, 0)], axis=-1)
 
 
 def _running_max(a: Array) -> Array:
@@ -49,8 +50,9 @@ def positions(like: Array, segment_ids: Array | None, *, from_end: bool = False)
         return xp.flip(times, axis=0) if from_end else times
     if from_end:
         return xp.flip(positions(like, xp.flip(segment_ids, axis=-1)), axis=-2)
-    ids = segment_ids[..., None]
-    begins = xp.concat([xp.ones_like(ids[..., :1, :], dtype=xp.bool), ids[..., 1:, :] != ids[..., :-1, :]], axis=-2)
+    ids, n = segment_ids[..., None], segment_ids.shape[-1]
+    changes = ids[..., min(n, 1) :, :] != ids[..., : max(n - 1, 0), :]
+    begins = xp.concat([xp.ones_like(ids[..., : min(n, 1), :], dtype=xp.bool), changes], axis=-2)
     return times - _running_max(xp.where(begins, times, xp.zeros_like(times)))
 
 

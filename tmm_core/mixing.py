@@ -6,8 +6,9 @@ from types import ModuleType
 
 from . import _masks, toeplitz
 from ._arrays import result_dtype_name
+from ._checks import together
 from ._compile import one_operation
-from ._exchange import Array, namespace_of
+from ._exchange import Array
 
 __all__ = ["mix_tokens"]
 
@@ -76,8 +77,13 @@ def mix_tokens(
     >>> mix_tokens(np.zeros((1, 3)), x, softplus=True, mean=True)[:, 0]  # equal lags: the running mean
     array([2., 3., 5.])
     """
-    xp = namespace_of(w, x, bias)
+    xp, (w, x, bias, segment_ids) = together(w=w, x=x, bias=bias, segment_ids=segment_ids)
+    result_dtype_name(*(a for a in (w, x, bias) if a is not None))
     _check_bias(w, x, bias)
+    if not _is_complex(xp, x) and any(_is_complex(xp, a) for a in (w, bias) if a is not None):
+        raise TypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
+    if softplus and _is_complex(xp, w):
+        raise TypeError("softplus=True expects real lags, and w is complex: positive lags are real")
     if mean and w.ndim == 3 and w.shape[1] > 1:
         raise ValueError(
             f"mean=True expects one row of lags a head, got w of shape {tuple(w.shape)}: "
@@ -88,7 +94,7 @@ def mix_tokens(
     if softplus:
         w = _softplus(xp, w)
     y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, exact=exact, backend=backend)
-    if mean or bias is not None:
+    if (mean or bias is not None) and 0 not in y.shape:
         heads, (n, d) = _heads(w), x.shape[-2:] if x.ndim > 1 else (*x.shape, 1)
         positions = None if segment_ids is None else _positions(xp, x if x.ndim > 1 else x[:, None], segment_ids)
         by_head = xp.reshape(y, (*x.shape[:-2], n, heads, d // heads))  # (..., n, h, d/h)
@@ -99,6 +105,10 @@ def mix_tokens(
         y = xp.reshape(by_head, x.shape)
     # Only now: in float16 the sums that a mean divides by may be too large.
     return xp.astype(y, x.dtype, copy=False)
+
+
+def _is_complex(xp: ModuleType, a: Array) -> bool:
+    return bool(xp.isdtype(a.dtype, "complex floating"))
 
 
 def _heads(w: Array) -> int:

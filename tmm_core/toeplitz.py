@@ -55,8 +55,9 @@ def causal_toeplitz(w: Array, n: int) -> Array:
            [2., 1., 0.],
            [3., 2., 1.]])
     """
+    n = check_count("n", n, 0)
+    _, (w,) = together(w=w)
     check_filter("w", w, (1, 2, 3))
-    check_count("n", n, 0)
     return _direct.toeplitz_block(w, (0, n), (0, n))
 
 
@@ -116,6 +117,8 @@ def causal_toeplitz_matmul(
 
     A non-finite `x` at t makes NaN of its channel and its kernel's neighbours on `[t, t + k)`, a non-finite lag j
     makes NaN of its head from j on; all else is as if the entry were zero.
+    Finite arrays give finite results where those are representable. With `exact` this asks that `eps` times the sum of
+    the terms' magnitudes is representable, too: rounding beyond that may give an infinity.
 
     Right-angle convolution for reals, arXiv 2605.06683 for the mixer.
 
@@ -192,8 +195,7 @@ def causal_toeplitz_correlate(
     array([11.,  4.,  0.])
     """
     xp, (x, g, segment_ids) = together(x=x, g=g, segment_ids=segment_ids)
-    for name, value in (("lags", lags), ("heads", heads), ("kernel", kernel)):
-        check_count(name, value, 1)
+    lags, heads, kernel = check_count("lags", lags, 1), check_count("heads", heads, 1), check_count("kernel", kernel, 1)
     vector = x.ndim == 1
     check_signal("x", x, vector=True)
     check_signal("g", g, vector=True)
@@ -377,7 +379,7 @@ def causal_toeplitz_inverse(w: Array, n: int) -> Array:
     >>> causal_toeplitz_inverse(np.asarray([1.0, -1.0]), 4)
     array([1., 1., 1., 1.])
     """
-    check_count("n", n, 0)
+    n = check_count("n", n, 0)
     xp, (w,) = together(w=w)
     check_filter("w", w, (1, 2))
     heads = w.shape[0] if w.ndim == 2 else 1

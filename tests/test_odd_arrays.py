@@ -1,0 +1,180 @@
+"""Arrays that nobody thinks of: each gives what a plain copy gives, or an error that says what to do."""
+
+import numpy as np
+import pytest
+from conftest import library_or_skip
+
+import tmm_core
+
+RNG = np.random.default_rng(0)
+W, X = RNG.standard_normal((2, 3, 5)), RNG.standard_normal((2, 8, 4))
+IDS = np.asarray([0] * 3 + [1] * 5)
+BIAS = RNG.standard_normal((2, 8))
+LIBRARIES = ["numpy", "array_api_strict", "torch", "jax", "dask"]
+
+
+def swapped(a):
+    return a.astype(a.dtype.newbyteorder())
+
+
+class Subclass(np.ndarray):
+    """What multiplies in a way of its own."""
+
+    def __mul__(self, other):
+        raise RuntimeError("not the library's arithmetic")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        np.asfortranarray,
+        swapped,
+        lambda a: a.view(Subclass),
+        lambda a: np.flip(np.flip(a).copy()),
+        lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+        lambda a: np.lib.stride_tricks.as_strided(a, a.shape, a.strides, writeable=False),
+    ],
+    ids=["fortran", "byte-swapped", "subclass", "negative-strides", "gaps", "read-only"],
+)
+def test_any_memory_layout_is_read_as_its_values(made, backend):
+    w, x, ids = made(W), made(X), made(IDS)
+    options = {"segment_ids": IDS, "backend": backend}
+    made_options = {"segment_ids": ids, "backend": backend}
+    y = tmm_core.causal_toeplitz_matmul(w, x, **made_options)
+    assert (type(y), y.dtype) == (np.ndarray, X.dtype)
+    np.testing.assert_allclose(y, tmm_core.causal_toeplitz_matmul(W, X, **options), atol=1e-13)
+    c = tmm_core.causal_toeplitz_correlate(x, x, lags=3, **made_options)
+    np.testing.assert_allclose(c, tmm_core.causal_toeplitz_correlate(X, X, lags=3, **options), atol=1e-13)
+    mixed = tmm_core.mix_tokens(w, x, made(BIAS), **made_options)
+    np.testing.assert_allclose(mixed, tmm_core.mix_tokens(W, X, BIAS, **options), atol=1e-13)
+    np.testing.assert_array_equal(tmm_core.causal_toeplitz(w, 4), tmm_core.causal_toeplitz(W, 4))
+
+
+def test_constant_signals_without_memory_of_their_own(backend):
+    x = np.broadcast_to(X[:1], X.shape)
+    y = tmm_core.causal_toeplitz_matmul(W, x, backend=backend)
+    np.testing.assert_allclose(y, tmm_core.causal_toeplitz_matmul(W, x.copy(), backend=backend), atol=1e-13)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "int64", "uint64"])
+def test_documents_are_numbered_in_any_integers(name, dtype):
+    library = library_or_skip(name)
+    w, x, bias = (library.asarray(a, "float64") for a in (W, X, BIAS))
+    ids = library.asarray(IDS, dtype)
+    y = tmm_core.mix_tokens(w, x, bias, segment_ids=ids)
+    np.testing.assert_allclose(library.to_numpy(y), tmm_core.mix_tokens(W, X, BIAS, segment_ids=IDS), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("ids", [IDS - 7, np.asarray(0), np.zeros((1, 1), int), np.stack([IDS, IDS * 0])])
+def test_numbers_of_documents_are_broadcast(name, ids):
+    library = library_or_skip(name)
+    w, x, bias = (library.asarray(a, "float64") for a in (W, X, BIAS))
+    y = tmm_core.mix_tokens(w, x, bias, segment_ids=library.asarray(ids, "int64"))
+    expected = [tmm_core.mix_tokens(W, X[i], BIAS, segment_ids=np.broadcast_to(ids, (2, 8))[i]) for i in range(2)]
+    np.testing.assert_allclose(library.to_numpy(y), np.stack(expected), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("shape", [(2, 0, 4), (2, 8, 0), (0, 8, 4), (0, 0, 0)])
+@pytest.mark.parametrize("segments", [False, True])
+def test_nothing_mixes_to_nothing(name, shape, segments):
+    library = library_or_skip(name)
+    w, x, bias = (library.asarray(a, "float64") for a in (W, np.zeros(shape), BIAS))
+    ids = library.asarray(IDS[: shape[1]], "int64") if segments else None
+    assert tmm_core.mix_tokens(w, x, bias, segment_ids=ids).shape == shape
+    assert tmm_core.causal_toeplitz_matmul(w, x, segment_ids=ids).shape == shape
+    c = tmm_core.causal_toeplitz_correlate(x, x, lags=3, heads=2, segment_ids=ids)
+    np.testing.assert_array_equal(library.to_numpy(c), np.zeros((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda a: np.ma.masked_greater(a, 1), "masked array: fill it"),
+        (lambda a: a.astype(np.longdouble), "got float128|got longdouble|got float96"),
+        (lambda a: a.astype(object), "got object"),
+        (lambda a: a.tolist(), "got list"),
+        (lambda a: np.float64(1.0) if a is X else a.tolist(), "got list|n, d"),
+    ],
+    ids=["masked", "longdouble", "object", "list", "scalar"],
+)
+def test_what_is_no_plain_array_is_refused(made, words):
+    for call in (
+        lambda: tmm_core.causal_toeplitz_matmul(made(W), X),
+        lambda: tmm_core.causal_toeplitz_matmul(W, made(X)),
+        lambda: tmm_core.causal_toeplitz_correlate(made(X), X, lags=2),
+        lambda: tmm_core.causal_toeplitz(made(W), 2),
+        lambda: tmm_core.mix_tokens(W, X, made(BIAS)),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            call()
+
+
+def test_sparse_and_nested_tensors_are_refused():
+    torch = pytest.importorskip("torch")
+    w, x = torch.asarray(W), torch.asarray(X)
+    for pair in ((w.to_sparse(), x), (w, x.to_sparse()), (w, torch.nested.nested_tensor(list(x), layout=torch.jagged))):
+        with pytest.raises(TypeError, match="to_dense"):
+            tmm_core.causal_toeplitz_matmul(*pair)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_complex_lags_are_never_truncated(name):
+    library = library_or_skip(name)
+    w, x = library.asarray(W * (1 + 1j), "complex128"), library.asarray(X, "float64")
+    y = library.to_numpy(tmm_core.causal_toeplitz_matmul(w, x))
+    np.testing.assert_allclose(y, tmm_core.causal_toeplitz_matmul(W, X) * (1 + 1j), atol=1e-12)
+    with pytest.raises(TypeError, match="real where x is"):
+        tmm_core.mix_tokens(w, x)
+    with pytest.raises(TypeError, match="real lags"):
+        tmm_core.mix_tokens(w, library.asarray(X, "complex128"), softplus=True)
+
+
+def test_counts_are_any_librarys_integers():
+    torch = pytest.importorskip("torch")
+    for n in (np.int64(3), np.asarray(3), torch.tensor(3)):
+        assert tmm_core.causal_toeplitz(W, n).shape == (2, 3, 3, 3)
+    for n in (True, 3.0, np.asarray([3])):
+        with pytest.raises(TypeError, match="n must be an integer"):
+            tmm_core.causal_toeplitz(W, n)
+
+
+def test_unknown_chunks_and_masked_blocks_of_dask_are_refused():
+    da = pytest.importorskip("dask.array")
+    x = da.from_array(X, chunks=3)
+    for unknown in (x[x[:, 0, 0] > -99], x[:, x[0, :, 0] > -99]):
+        with pytest.raises(ValueError, match="compute_chunk_sizes"):
+            tmm_core.causal_toeplitz_matmul(W, unknown)
+    with pytest.raises(TypeError, match="masked"):
+        tmm_core.mix_tokens(W, da.ma.masked_greater(x, 1))
+    np.testing.assert_allclose(tmm_core.mix_tokens(W, x, BIAS).compute(), tmm_core.mix_tokens(W, X, BIAS), atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["array_api", "numpy", "torch"])
+def test_torch_vmap_over_documents(engine):
+    torch = pytest.importorskip("torch")
+    w, x = torch.asarray(W), torch.asarray(X)
+    ids = torch.asarray(np.stack([IDS, IDS * 0, IDS[::-1]]))
+
+    def product(ids):
+        return tmm_core.causal_toeplitz_matmul(w, x, segment_ids=ids, backend=engine)
+
+    def correlation(ids):
+        return tmm_core.causal_toeplitz_correlate(x, x, lags=8, segment_ids=ids, backend=engine)
+
+    for function in (product, correlation):
+        together = torch.func.vmap(function)(ids)
+        for i in range(2):
+            torch.testing.assert_close(together[i], function(ids[i]))
+        assert together[2].isnan().all(), "documents out of order"
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+def test_terms_far_out_of_range_cancel(exact, size, backend):
+    w = np.asarray([3e38, -3e38, 0, 0], np.float32)
+    x = np.full(300, size, np.float32)
+    y = tmm_core.causal_toeplitz_matmul(w, x, exact=exact, backend=backend)[1:]
+    assert np.all(np.abs(y.astype(float)) <= 2 * 2.0**-23 * 9 * 6e38 * size * 300**0.5)
