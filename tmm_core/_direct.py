@@ -128,10 +128,12 @@ def inverse(w: Array) -> Array:
     xp = namespace_of(w)
     first = xp.arange(w.shape[-1], device=device_of(w)) == 0
     w = xp.where(xp.isfinite(w) & ((w != 0) | ~first), w, xp.astype(first, w.dtype))
-    v = 1 / w[:, :1]
-    for j in range(1, w.shape[-1]):
-        known = xp.sum(w[:, 1 : j + 1] * xp.flip(v, axis=-1), axis=-1, keepdims=True)
-        v = xp.concat([v, -known / w[:, :1]], axis=-1)
+    matrix = toeplitz_block(w, (0, w.shape[-1]), (0, w.shape[-1]))
+    unit = xp.astype(first, w.dtype)
+    v = unit / w[:, :1]
+    for j in range(1, w.shape[-1]):  # in arrays of one shape, which eager JAX compiles once
+        known = xp.sum(matrix[:, j, :] * v, axis=-1, keepdims=True)
+        v = v - known / w[:, :1] * xp.roll(unit, j)
     return v
 
 
