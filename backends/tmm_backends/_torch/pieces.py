@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,20 +11,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tmm_core import _arrays
+
 from .transforms import Direct, Fourier, Method, reads
 
-__all__ = ["Part", "Scales", "by_power", "choose_method", "pieces", "read"]
+__all__ = ["Part", "Scales", "by_power", "choose_method", "pieces", "read", "regained"]
 
 # Entries of a piece at least and at most. On a CPU, measured on two cores with 1 MB of L2 each at n = 1024, 8192 and
 # 65536: from 2^15 to 2^18 the differences are below the noise, 2^20 is 1.4 times slower. Elsewhere only memory counts.
 PIECE = {"cpu": (1 << 16, 1 << 18)}
 PIECE_ELSEWHERE = (1 << 20, 1 << 24)
 
-# Up to this length dense products are faster, where many columns share a matrix. Milliseconds, dense and transforms,
-# for as many float32 elements on two cores: n = 128: 8 and 19, 256: 12 and 24, 512: 23 and 28, 1024: 44 and 31.
-DENSE_UP_TO = 512
-DENSE_COLUMNS = 64
-DENSE_ENTRIES = 1 << 22
+# Direct sums are faster up to this length, or for as few lags, where many columns share a matrix. Milliseconds on one
+# core, direct and by transforms, for float32 as (batch, n, heads, channels of a head):
+#     (8, 256, 4, 64)   k = 256:  3.5 and 4.8     (2, 2048, 4, 64)  k = 32:   7.6 and 11.9
+#     (8, 320, 4, 64)   k = 320:  6.0 and 5.9     (2, 2048, 4, 64)  k = 64:   9.0 and 12.8
+#     (4, 512, 8, 16)   k = 512:  4.0 and 2.9     (1, 8192, 4, 64)  k = 64:  21.2 and 22.2
+#     (1, 256, 8, 16)   k = 256:  0.4 and 0.5     (1, 8192, 4, 64)  k = 128: 24.7 and 21.9
+#     (1, 512, 64, 4)   k = 32:   5.2 and 2.0     (1, 65536, 1, 32) k = 32:   117 and 36
+# Correlations cross a little later.
+DIRECT_LENGTH = 320
+DIRECT_LAGS = 64
+DIRECT_COLUMNS = 64
 
 # Peaks between these powers of two need no scaling: spectra of up to 2^22 times do not overflow, and what rounding
 # leaves of their products is not lost below the smallest normal number.
@@ -44,7 +53,8 @@ class Part(NamedTuple):
 def choose_method(shape: torch.Size, lags: int, dtype: torch.dtype, device: torch.device) -> Method:
     """Return how to compute on signals of `shape`, `(rows, n, heads, channels)`."""
     rows, n, _, width = shape
-    if device.type == "cpu" and n <= DENSE_UP_TO and rows * width >= DENSE_COLUMNS and _multiplies_exactly(dtype):
+    short = n <= DIRECT_LENGTH or lags <= DIRECT_LAGS
+    if device.type == "cpu" and short and rows * width >= DIRECT_COLUMNS and _multiplies_exactly(dtype):
         return Direct(n, lags, dtype, device)
     return Fourier(n, lags, dtype, device)
 
@@ -52,7 +62,7 @@ def choose_method(shape: torch.Size, lags: int, dtype: torch.dtype, device: torc
 def _multiplies_exactly(dtype: torch.dtype) -> bool:
     """Return whether matrix products use every bit: users may allow fewer for float32."""
     if dtype.is_complex:
-        return False  # dense complex products were never the faster ones
+        return False  # direct sums of complex values were never the faster ones
     flags = (torch.backends, torch.backends.mkldnn, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     return dtype == torch.float64 or all(flag.fp32_precision in ("none", "ieee") for flag in flags)
 
@@ -63,14 +73,17 @@ def pieces(
     """Cut signals of `shape`, `(rows, n, heads, channels)`: first by heads, whose filters are then prepared once."""
     rows, n, heads, width = shape
     least, most = PIECE.get(device.type, PIECE_ELSEWHERE)
-    columns = min(max(shape.numel() // 16, least), most) // n
+    if isinstance(method, Direct):  # which keeps no spectra beside its pieces
+        columns = min(most // method.span, max(shape.numel() // 4, most) // n)
+    else:
+        columns = min(max(shape.numel() // 16, least), most) // n
     # Eight complex64 side by side fill a cache line: below that, strided transforms read lines twice.
     columns = max(1, columns, min(8, shape.numel() // (8 * n)))
     channels = width if whole_heads else min(width, max(columns, 4 * (kernel - 1)))
     channels = -(-width // -(-width // channels))  # equal pieces
     together = max(1, columns // width)
     if isinstance(method, Direct):
-        together = min(together, max(1, DENSE_ENTRIES // (kernel * method.block * method.reach)))
+        together = min(together, max(1, most // (kernel * method.block * method.span)))
     at_once = max(1, columns // (min(together, heads) * channels))
     for start in range(0, heads, together):
         some = slice(start, min(start + together, heads))
@@ -96,7 +109,7 @@ class Scales:
     """Powers of two by which two factors exceed 1: whole filters `(heads,)`, or channels `(rows, 1, heads, channels)`.
 
     `first` and `second` are those exponents, or the peaks themselves where all are safe: nothing is scaled then, which
-    does not change a bit of the results.
+    does not change a bit of the results. Where values are not looked at, nothing is known to be finite or safe.
     """
 
     finite: bool
@@ -118,13 +131,15 @@ class Scales:
 
     @staticmethod
     def _of(first: Tensor, second: Tensor, dtype: torch.dtype) -> Scales:
-        low, high = SAFE[first.dtype]
-        peaks = torch.cat([first.flatten(), second.flatten()])
-        safe = (peaks == 0) | ((peaks > 2.0**low) & (peaks < 2.0**high))
-        finite, safe_all = torch.stack([peaks.isfinite().all(), safe.all()]).tolist()  # one wait for a device
-        if not safe_all:
+        finite = safe = False
+        if _arrays.values_known(first):
+            low, high = SAFE[first.dtype]
+            peaks = torch.cat([first.flatten(), second.flatten()])
+            least, most = (peak.item() for peak in torch.aminmax(peaks.masked_fill_(peaks == 0, 1)))
+            finite, safe = most < math.inf, 2.0**low < least and most < 2.0**high
+        if not safe:
             first, second = (torch.where(peak > 0, torch.frexp(peak).exponent, ZERO) for peak in (first, second))
-        return Scales(finite, safe_all, dtype, first, second)
+        return Scales(finite, safe, dtype, first, second)
 
     def unit_filters(self, w: Tensor, heads: slice) -> Tensor:
         """Return the lags of some heads, of size about 1 where scaling is needed."""
@@ -143,6 +158,21 @@ class Scales:
         shares = _power(sizes - largest[..., None], self.dtype)
         outputs = largest + self.first[part.heads, None]
         return by_power(block.to(self.dtype), -exponents), shares, outputs
+
+    def noise(self, w: Tensor, block: Tensor, shares: Tensor, adjoint: bool) -> Tensor:
+        """Return how far rounding may take the outputs `(1, rows, heads, channels)` of scaled filters and signals."""
+        kernel, norms = w.shape[1], torch.linalg.vector_norm(block, dim=0, keepdim=True)
+        read = torch.stack([reads(norms, i, kernel, adjoint) for i in range(kernel)], -1)
+        heard: Tensor = (read * shares * torch.linalg.vector_norm(w, dim=-1)[:, None]).sum(-1)
+        return heard.mul_(_rounding(block))
+
+    def noise_of_pairs(self, sources: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+        """Return how far rounding may take the correlations `(heads, kernel)` of scaled inputs and outputs."""
+        kernel = shares.shape[-1]
+        first, second = (torch.linalg.vector_norm(a, dim=0, keepdim=True) for a in (sources, targets))
+        read = torch.stack([reads(first, i, kernel, False) for i in range(kernel)], -1)
+        heard: Tensor = (read * shares * second[..., None]).sum((0, 1, 3))
+        return heard.mul_(_rounding(sources))
 
     def largest_pairs(self, kernel: int) -> Tensor | None:
         """Return the exponents `(heads, kernel)` of the largest products that meet in a correlation, None if safe."""
@@ -165,17 +195,21 @@ class Scales:
         return by_power(sources.to(self.dtype), -first), by_power(targets.to(self.dtype), -second), shares
 
 
+def _rounding(block: Tensor) -> float:
+    """Return `c * eps * log2(n)` of the error law."""
+    return 2 * torch.finfo(block.dtype).eps * math.log2(max(block.shape[0], 2))
+
+
 def _by_head(x: Tensor, heads: int) -> Tensor:
     return x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
 
 
 def _peaks(a: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the largest magnitude over axis 1 (of real and imaginary parts), NaN where there is one."""
-    # amax and amin: aminmax along one axis takes six times as long on a CPU.
     if a.is_complex():
-        a = torch.view_as_real(a.resolve_conj())
-    largest = torch.maximum(a.amax(1, keepdim=True), -a.amin(1, keepdim=True)).to(dtype.to_real())
-    return largest.amax(-1) if dtype.is_complex and a.ndim > 4 else largest
+        return _peaks(torch.view_as_real(a.resolve_conj()), dtype).amax(-1)
+    # On a CPU, aminmax along an axis takes six times as long as amax and amin.
+    return torch.maximum(a.amax(1, keepdim=True), -a.amin(1, keepdim=True)).to(dtype.to_real())
 
 
 def by_power(a: Tensor, exponents: Tensor) -> Tensor:
@@ -185,6 +219,20 @@ def by_power(a: Tensor, exponents: Tensor) -> Tensor:
     for step in (third, half, exponents - third - half):
         a = a * _power(step, a.dtype)
     return a
+
+
+def regained(unit: Tensor, exponents: Tensor, noise: Tensor) -> Tensor:
+    """Return `unit * 2**exponents`, where rounding errors of `unit` up to `noise` make nothing overflow.
+
+    Beside a far larger neighbour in time, they alone may exceed the range where the exact result does not.
+    """
+    result = by_power(unit, exponents)
+    finite = result.isfinite()
+    if _arrays.values_known(result) and bool(finite.all()):
+        return result
+    size = unit.abs()
+    nearer = torch.where(size > noise, 1 - noise / size, 0)
+    return torch.where(finite, result, by_power(unit * nearer, exponents))
 
 
 def _power(exponents: Tensor, dtype: torch.dtype) -> Tensor:
