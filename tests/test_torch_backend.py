@@ -1,17 +1,22 @@
 """What is Torch's own: differentiation, batching, compilation, memory. The laws themselves run in `test_laws.py`."""
 
 import copy
+import dataclasses
 import pickle
 import subprocess
 import sys
+import textwrap
 import warnings
 
 import pytest
 import torch
+from conftest import library_or_skip
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tmm_core
+from tmm_core import _arrays, testing
 
 # PyTorch's own, when forward mode is first used
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -239,7 +244,7 @@ def test_what_the_compiler_cannot_do_is_refused(compiled):
         with tmm_core.use_backend("numpy"):
             return product(w, x)
 
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="ContextVar"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="use_backend"):
         compiled(choose_inside)(w, x)
 
 
@@ -261,6 +266,65 @@ def test_the_first_call_may_be_compiled_and_eager_use_loads_no_compiler():
     )
 
 
+# Devices -------------------------------------------------------------------------------------------------------------
+
+
+class Unseen(TorchDispatchMode):
+    """Refuses operations that wait for the values of a device: none of them can be captured in a graph of CUDA."""
+
+    WAITING = ("_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero", "_unique2", "allclose")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        by_mask = name in ("index", "index_put_") and any(i is not None and i.dtype == torch.bool for i in args[1])
+        by_count = (
+            name == "repeat_interleave" and func._overloadname == "Tensor" and not (kwargs or {}).get("output_size")
+        )
+        if name in self.WAITING or by_mask or by_count:
+            raise AssertionError(f"{name} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+HARD = [
+    testing.check_products,
+    testing.check_correlations,
+    testing.check_causality,
+    testing.check_segments,
+    testing.check_unsorted_segments,
+    testing.check_non_finite,
+    testing.check_non_finite_correlation,
+    testing.check_range,
+    testing.check_errors,
+    testing.check_independence,
+]
+
+
+@pytest.mark.parametrize("law", HARD, ids=[law.__name__.removeprefix("check_") for law in HARD])
+def test_laws_hold_where_values_are_not_looked_at(law, monkeypatch):
+    engine, calls = tmm_core.get_backend("torch").engine, []
+    # As of a tensor on a device
+    monkeypatch.setattr(_arrays, "_is_stand_in", lambda torch, array: isinstance(array, torch.Tensor))
+
+    def unseen(operation):
+        def compute(*arrays, **options):
+            calls.append(operation)
+            with Unseen():
+                return operation(*arrays, **options)
+
+        return compute
+
+    for name in ("matmul", "correlate"):
+        monkeypatch.setattr(engine, name, unseen(getattr(engine, name)))
+    law(dataclasses.replace(library_or_skip("torch"), name="torch-unseen", traced=True), "torch")
+    assert calls
+
+
+@pytest.mark.parametrize("look", [bool, torch.Tensor.item, lambda t: t[t], lambda t: torch.equal(t, t)])
+def test_looking_at_values_is_noticed(look):
+    with Unseen(), pytest.raises(AssertionError, match="waits"):
+        look(torch.ones((), dtype=torch.bool))
+
+
 # What surrounds training ---------------------------------------------------------------------------------------------
 
 
@@ -274,17 +338,17 @@ def test_autocast_changes_nothing():
 
 def test_matrix_products_of_fewer_bits_are_not_used():
     from tmm_backends._torch.pieces import choose_method
-    from tmm_backends._torch.transforms import Dense
+    from tmm_backends._torch.transforms import Direct
 
-    def is_dense(dtype):
-        return isinstance(choose_method(torch.Size((3, 300, 2, 64)), 300, dtype, torch.device("cpu")), Dense)
+    def is_direct(dtype):
+        return isinstance(choose_method(torch.Size((3, 300, 2, 64)), 300, dtype, torch.device("cpu")), Direct)
 
     before = torch.backends.mkldnn.matmul.fp32_precision
-    assert is_dense(torch.float32)
+    assert is_direct(torch.float32)
     try:
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-        assert not is_dense(torch.float32)
-        assert is_dense(torch.float64)
+        assert not is_direct(torch.float32)
+        assert is_direct(torch.float64)
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = before
 
@@ -298,21 +362,20 @@ def test_only_the_factors_are_kept_for_the_backward_pass():
     assert sum(t.numel() for t in kept) <= w.numel() + x.numel() + 600
 
 
-@pytest.mark.parametrize("heads", [1, 4, 64])
-def test_memory_of_a_long_product(heads):
+@pytest.mark.parametrize(("heads", "lags"), [(1, 65536), (4, 65536), (64, 4096), (64, 65536), (1, 16)])
+def test_memory_of_a_long_product(heads, lags):
     used = run(
         f"""
         import resource, torch, tmm_core
         torch.set_num_threads(2)
-        w = torch.randn({heads}, 65536 if {heads} < 64 else 4096, requires_grad=True)
+        w = torch.randn({heads}, {lags}, requires_grad=True)
         small = torch.randn(1, 2048, 64, requires_grad=True)
         tmm_core.causal_toeplitz_matmul(w, small).sum().backward()  # libraries loaded, pools filled
-        w.grad = None
         x = torch.randn(4, 65536, 64, requires_grad=True)
         g = torch.randn(4, 65536, 64)
         y = torch.zeros_like(g)
-        x.grad = torch.zeros_like(g)
-        size = x.numel() * 4 / 2**20
+        w.grad, x.grad = torch.zeros_like(w), torch.zeros_like(g)
+        size = (w.numel() + x.numel()) * 4 / 2**20
 
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -321,7 +384,7 @@ def test_memory_of_a_long_product(heads):
         del y
         y = tmm_core.causal_toeplitz_matmul(w, x)
         forward = peak() - before
-        x.grad = None
+        w.grad = x.grad = None
         y.backward(g)
         print(forward / size, (peak() - before) / size)
         """
@@ -331,13 +394,44 @@ def test_memory_of_a_long_product(heads):
     assert both <= 1.5
 
 
-def test_checkpointing_recomputes_the_same_gradients():
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_recomputes_the_same_gradients(use_reentrant):
     from torch.utils.checkpoint import checkpoint
 
     w, x = draw(H, 3, grad=True), draw(N, D, grad=True)
     expected = torch.autograd.grad(cubed(w, x), (w, x))
-    got = torch.autograd.grad(checkpoint(cubed, w, x, use_reentrant=False), (w, x))
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    checkpoint(cubed, w, x, use_reentrant=use_reentrant).backward()
+    torch.testing.assert_close((w.grad, x.grad), expected, rtol=0, atol=0)
+
+
+def test_two_processes_train_as_one(tmp_path):
+    script = f"""
+        import sys, torch, tmm_core
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.utils.checkpoint import checkpoint
+
+        class Mixer(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lags = torch.nn.Parameter(torch.randn({H}, {N}))
+
+            def forward(self, x):
+                return checkpoint(tmm_core.mix_tokens, self.lags, x, use_reentrant=False)
+
+        torch.manual_seed(0)
+        mixer, x = Mixer(), torch.randn(4, {N}, {D})
+        (expected,) = torch.autograd.grad(mixer(x).square().mean(), mixer.lags)
+        rank = int(sys.argv[1])
+        torch.distributed.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
+        parallel = DistributedDataParallel(mixer)
+        parallel(x[2 * rank :][:2]).square().mean().backward()
+        torch.testing.assert_close(mixer.lags.grad, expected)
+        torch.distributed.destroy_process_group()
+        """
+    with start(script, "0") as first:
+        run(script, "1")
+        errors = first.communicate(timeout=60)[1]
+    assert first.returncode == 0, errors[-2000:]
 
 
 def test_results_do_not_depend_on_threads_or_runs():
@@ -406,10 +500,15 @@ def test_modules_are_copied_pickled_and_exported():
         torch.testing.assert_close(other(x), mixer(x))
 
 
-def run(code):
-    """Run code in a process of its own; return what it printed."""
-    import textwrap
+def start(code, *arguments):
+    """Start code in a process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+
+def run(code, *arguments):
+    """Run code in a process of its own; return what it printed."""
+    with start(code, *arguments) as process:
+        printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors[-2000:]
+    return printed

@@ -72,11 +72,14 @@ def values_known(*arrays: Array | None) -> bool:
 
 
 def _is_stand_in(torch: Any, array: Array | None) -> bool:
-    """Return whether a tensor stands for values: the compiler's, `torch.func`'s, or the meta device's."""
+    """Return whether a tensor stands for values: the compiler's, `torch.func`'s, or a device's.
+
+    To look at a device's values is to wait for it, and what waits cannot be captured in a graph of CUDA.
+    """
     if not isinstance(array, torch.Tensor):
         return False
     named = type(array).__name__ in ("FakeTensor", "FunctionalTensor")
-    return named or array.is_meta or bool(torch._C._functorch.is_functorch_wrapped_tensor(array))
+    return named or array.device.type != "cpu" or bool(torch._C._functorch.is_functorch_wrapped_tensor(array))
 
 
 def device_of(a: Array) -> Any:

@@ -4,6 +4,12 @@ Product, adjoint and correlation are closed under differentiation. For y = T(w) 
 is T(w)^H g and that of w is correlate(x, g); for the adjoint the two factors change places; for c = correlate(x, g) and
 a cotangent v, the cotangent of g is T(v) x and that of x is T(v)^H g. All are bilinear up to conjugation, so tangents
 are the operation itself, once for each factor.
+
+Compiled code is differentiated once: to differentiate twice, put both differentiations into the compiled function, by
+`torch.func`, or compile none of it. A second one around compiled code raises where it passes through the compiled
+backward. PyTorch (2.13) takes `torch.autograd.grad(..., create_graph=True)` there without an error and drops terms
+where it saved no input of the compiled function itself, but values computed inside: of `T(2 w) x`, and of `(2 * w) @ x`
+as well. No operation can notice, for PyTorch runs the compiled backward as if nothing were differentiated.
 """
 
 from __future__ import annotations
@@ -237,9 +243,11 @@ def _run(engine: Engine, operation: Any, *arrays: Tensor, segment_ids: Tensor | 
     with torch.autocast(arrays[0].device.type, enabled=False):
         detached = (array.detach() for array in arrays)
         result: Tensor = _registry.run(engine, operation, *detached, segment_ids=segment_ids, **options)
-    if segment_ids is not None and bool((wrong := _masks.unsorted(segment_ids)).any()):
-        # Only compiled and batched code comes here with such numbers: they were refused where they could be seen.
-        result = result.masked_fill(wrong[..., None, None] if operation == "matmul" else wrong.any(), math.nan)
+    if segment_ids is not None:
+        # Decreasing numbers come here from code that may not look at them; elsewhere they were refused.
+        wrong = _masks.unsorted(segment_ids)
+        if not _arrays.values_known(wrong) or bool(wrong.any()):
+            result = result.masked_fill(wrong[..., None, None] if operation == "matmul" else wrong.any(), math.nan)
     return result
 
 

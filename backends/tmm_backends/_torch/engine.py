@@ -11,7 +11,7 @@ from torch import Tensor
 from tmm_core import _arrays, _exchange, _masks, _maths
 from tmm_core._protocols import Request
 
-from .pieces import Scales, by_power, choose_method, pieces, read
+from .pieces import Scales, choose_method, pieces, read, regained
 
 __all__ = ["TorchEngine"]
 
@@ -47,16 +47,17 @@ class TorchEngine:
         w = w[..., : x.shape[-2]].to(computed)
         if exact:
             return _exact_product(w, x, adjoint, segment_ids).to(dtype)
-        scales = Scales.of_product(w, x)
+        spoiled, scales = None, Scales.of_product(w, x)
         if not scales.finite:
             w, bad_w = _masks.split_finite(w)
             x, bad_x = _masks.split_finite(x)
-            y = self.matmul(w, x, adjoint=adjoint, exact=False, segment_ids=segment_ids).to(dtype)
             spoiled = _masks.spoiled_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
-            return y if spoiled is None else y.masked_fill_(spoiled, math.nan)
+            scales = Scales.of_product(w, x)
         if segment_ids is None:
-            return _product(w, x, dtype, adjoint, scales)
-        return _product_by_segments(w, x, dtype, adjoint, segment_ids)
+            y = _product(w, x, dtype, adjoint, scales)
+        else:
+            y = _product_by_segments(w, x, dtype, adjoint, segment_ids)
+        return y if spoiled is None else y.masked_fill_(spoiled, math.nan)
 
     @torch.no_grad()
     def correlate(
@@ -71,16 +72,20 @@ class TorchEngine:
         shape = {"lags": used, "heads": heads, "kernel": kernel}
         if exact:
             c = _exact_correlation(x, g, computed, segment_ids, **shape)
-        elif not (scales := Scales.of_correlation(x, g, computed, heads)).finite:
+            result[..., :used] = c
+            return result
+        spoiled, scales = None, Scales.of_correlation(x, g, computed, heads)
+        if not scales.finite:
             x, bad_x = _masks.split_finite(x)
             g, bad_g = _masks.split_finite(g)
-            c = self.correlate(x, g, exact=False, segment_ids=segment_ids, **shape)
             spoiled = _masks.spoiled_lags(x, g, bad_x, bad_g, segment_ids=segment_ids, **shape)
-            c = c if spoiled is None else c.masked_fill_(spoiled, math.nan)
-        elif segment_ids is None:
+            scales = Scales.of_correlation(x, g, computed, heads)
+        if segment_ids is None:
             c = _correlation(x, g, computed, scales, **shape)
         else:
             c = _correlation_by_segments(x, g, computed, segment_ids, **shape)
+        if spoiled is not None:
+            c.masked_fill_(spoiled, math.nan)
         result[..., :used] = c
         return result
 
@@ -100,21 +105,18 @@ def _product(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool, scales: Sc
     method = choose_method(signals.shape, lags, w.dtype, x.device)
     before, after = (0, kernel - 1) if adjoint else (kernel - 1, 0)
     for some_heads, parts in pieces(signals.shape, kernel, x.device, method):
-        filters = method.filters(scales.unit_filters(w, some_heads), adjoint=adjoint)
+        lags_of_some = scales.unit_filters(w, some_heads)
+        filters = method.filters(lags_of_some, adjoint=adjoint)
         for part in parts:
             block, shares, exponents = scales.unit_signals(signals, part, before, after, kernel, adjoint)
             target = read(results, part)
-            if exponents is None:
+            if shares is None or exponents is None:
                 method.product(filters, block, target, adjoint=adjoint, shares=None)
             else:
                 unit = torch.empty(target.shape, dtype=w.dtype, device=x.device)
                 method.product(filters, block, unit, adjoint=adjoint, shares=shares)
-                target.copy_(by_power(unit, exponents))
-    if scales.safe or bool(out.isfinite().all()):
-        return out
-    # Rounding noise of a far larger neighbour in time may overflow where the exact result would not.
-    repaired = _maths.causal_toeplitz_matmul(w, x.to(w.dtype), adjoint=adjoint, exact=False, segment_ids=None)
-    return torch.where(out.isfinite(), out, repaired.to(dtype))
+                target.copy_(regained(unit, exponents, scales.noise(lags_of_some, block, shares, adjoint)))
+    return out
 
 
 def _correlation(
@@ -125,21 +127,17 @@ def _correlation(
     targets = g.reshape(signals.shape)
     method = choose_method(signals.shape, lags, dtype, x.device)
     out = torch.empty((heads, kernel, lags), dtype=dtype, device=x.device)
+    noise = torch.zeros((heads, kernel, 1), dtype=dtype.to_real(), device=x.device)
     largest = scales.largest_pairs(kernel)
     for some_heads, parts in pieces(signals.shape, kernel, x.device, method):
         total = method.nothing(some_heads.stop - some_heads.start, kernel)
         for part in parts:
             sources, ends, shares = scales.unit_pairs(signals, targets, part, kernel, largest)
             method.correlate(total, sources, ends, shares=shares)
+            if shares is not None:
+                noise[some_heads, :, 0] += scales.noise_of_pairs(sources, ends, shares)
         out[some_heads] = method.lags(total, lags)
-    if largest is not None:
-        out = by_power(out, largest[..., None])
-        if not bool(out.isfinite().all()):
-            shape = {"lags": lags, "heads": heads, "kernel": kernel}
-            pair = x.to(dtype), g.to(dtype)
-            repaired = _maths.causal_toeplitz_correlate(*pair, exact=False, segment_ids=None, **shape)
-            out = torch.where(out.isfinite(), out, repaired)
-    return out
+    return out if largest is None else regained(out, largest[..., None], noise)
 
 
 def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool, segment_ids: Tensor) -> Tensor:
