@@ -1,9 +1,11 @@
 """Every law of `tmm_core.testing` over every array library and every backend that serves it."""
 
+import dataclasses
+
 import pytest
 from conftest import LIBRARIES, library_or_skip
 
-from tmm_core.testing import LAWS, check_gradients
+from tmm_core.testing import LAWS, check_gradients, numpy_library
 
 # A backend of another library computes on copies, so one of the ways to use a library stands for the others; what is
 # traced by JAX has no values that another library could compute on.
@@ -16,8 +18,8 @@ DIFFERENTIABLE += [("jax", "array_api"), ("jax-jit", "array_api")]
 
 CASES = [
     pytest.param(name, backend, law, id=f"{name}-{backend}-{law.__name__.removeprefix('check_')}")
-    for law in LAWS
-    for name, backend in (DIFFERENTIABLE if law is check_gradients else PAIRS)
+    for law, pairs in (*((law, PAIRS) for law in LAWS), (check_gradients, DIFFERENTIABLE))
+    for name, backend in pairs
 ]
 
 
@@ -34,3 +36,10 @@ def test_jax_gradients_through_a_foreign_engine_are_refused(backend):
     library = library_or_skip("jax")
     with pytest.raises(ValueError, match=f"backend '{backend}' cannot serve this call.*traced"):
         check_gradients(library, backend)
+
+
+def test_no_law_passes_where_it_checks_nothing():
+    with pytest.raises(ValueError, match="no vjp"):
+        check_gradients(numpy_library(), "numpy")
+    with pytest.raises(ValueError, match="float32"):
+        dataclasses.replace(numpy_library(), dtypes=("float64",))

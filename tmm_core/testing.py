@@ -6,36 +6,43 @@ A stranger's backend passes when every law holds for every library that it serve
     for law in LAWS:
         law(numpy_library(), "mybackend")
 
-This module needs NumPy, which computes the oracles in float64.
+and, with a library that differentiates, `check_gradients`. This module needs NumPy, which computes the oracles.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 import tmm_core
 
 from ._exchange import Array
+from ._oracles import (
+    EPS,
+    ERROR_CONSTANT,
+    Numbers,
+    channel_norms,
+    check_close,
+    check_equal,
+    dense_correlation,
+    dense_product,
+    error_bound,
+    error_factor,
+    lag_matrix,
+    normal,
+    spoiled_outputs,
+)
 
-__all__ = ["ERROR_CONSTANT", "LAWS", "Library", "numpy_library"]
-
-ERROR_CONSTANT = 2.0
-"""The c of the error law `|error| <= c * eps * log2(n) * ||w||_2 * ||x||_2`."""
-
-EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-EPS |= {"complex64": EPS["float32"], "complex128": EPS["float64"]}
+__all__ = ["ERROR_CONSTANT", "LAWS", "Library", "check_gradients", "numpy_library"]
 
 SMALLEST = 2.0**-126
 """The smallest normal float32: XLA reads and writes zero for what is smaller."""
 
-Numbers = npt.NDArray[Any]
 Law = Callable[["Library", str], None]
 
 
@@ -60,6 +67,11 @@ class Library:
     packed_length: int = 131
     """Length of the laws on documents; less for a library that compiles for seconds for every block size."""
 
+    def __post_init__(self) -> None:
+        """Refuse a library on which laws would check nothing."""
+        if "float32" not in self.dtypes:
+            raise ValueError(f"dtypes must hold float32, which the laws are checked in, and are {self.dtypes}")
+
 
 def numpy_library() -> Library:
     """Return NumPy itself."""
@@ -70,7 +82,7 @@ def numpy_library() -> Library:
     return Library("numpy", asarray, np.asarray, ("float16", *Library.dtypes))
 
 
-# Calls and oracles ---------------------------------------------------------------------------------------------------
+# Calls ---------------------------------------------------------------------------------------------------------------
 
 N_LONG, N_SHORT = 131, 16
 """Lengths on both sides of where direct sums stop paying, few since JAX compiles every operation for each."""
@@ -100,99 +112,6 @@ def _correlate(
     return library.transform(correlate)
 
 
-def _normal(rng: np.random.Generator, *shape: int, dtype: str = "float64") -> Numbers:
-    """Return normal numbers that the dtype represents, so that oracle and library read the same ones."""
-    values = rng.standard_normal(shape)
-    if dtype.startswith("complex"):
-        values = values + 1j * rng.standard_normal(shape)
-    if dtype == "bfloat16":
-        return np.round(values * 16) / 16
-    return values.astype(dtype).astype(np.complex128 if dtype.startswith("complex") else np.float64)
-
-
-def _lag_matrix(w: Numbers, n: int, ids: Numbers | None) -> Numbers:
-    """Return `T[..., t, s] = w[..., t - s]` within documents."""
-    lag = np.arange(n)[:, None] - np.arange(n)
-    matrix: Numbers = np.where((lag >= 0) & (lag < w.shape[-1]), w[..., np.clip(lag, 0, w.shape[-1] - 1)], 0)
-    same: Numbers = np.ones((n, n), bool) if ids is None else ids[:, None] == ids
-    return matrix * same
-
-
-def _pairs(heads: int, kernel: int, d: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield head, kernel row, and the channels that the row joins: of the output and of the input."""
-    width = d // heads
-    for c in range(d):
-        for i in range(kernel):
-            source = c - (kernel - 1) + i
-            if source >= c // width * width:
-                yield c // width, i, c, source
-
-
-def _dense(w: Numbers, x: Numbers, *, adjoint: bool = False, ids: Numbers | None = None) -> Numbers:
-    """Return the product by its definition."""
-    heads, kernel, _ = w.shape
-    matrix = _lag_matrix(w, x.shape[-2], ids)
-    y = np.zeros(x.shape, np.result_type(w, x))
-    for head, i, c, source in _pairs(heads, kernel, x.shape[-1]):
-        if adjoint:
-            y[..., source] += x[..., c] @ matrix[head, i].conj()
-        else:
-            y[..., c] += x[..., source] @ matrix[head, i].T
-    return y
-
-
-def _dense_correlation(
-    x: Numbers, g: Numbers, lags: int, heads: int, kernel: int, ids: Numbers | None = None
-) -> Numbers:
-    """Return the correlation by its definition."""
-    n = x.shape[-2]
-    c = np.zeros((heads, kernel, lags), np.result_type(x, g))
-    lag = np.arange(n)[:, None] - np.arange(n)
-    same = np.ones((n, n), bool) if ids is None else ids[:, None] == ids
-    for head, i, target, source in _pairs(heads, kernel, x.shape[-1]):
-        products = np.einsum("rt,rs->ts", *(a.reshape(math.prod(a.shape[:-1]), n)
-                                            for a in (g[..., target], x[..., source].conj())))  # fmt: skip
-        products = np.where(same, products, 0)
-        c[head, i, : min(lags, n)] += [products[lag == j].sum() for j in range(min(lags, n))]
-    return c
-
-
-def _norms(a: Numbers) -> Numbers:
-    norms: Numbers = np.sqrt((np.abs(a) ** 2).sum(-2, keepdims=True))
-    return norms
-
-
-def _bound(w: Numbers, x: Numbers, dtype: str) -> Numbers:
-    """Return the error law's bound for each row and channel, `(..., 1, d)`: over all channels that an output reads."""
-    heads, kernel, _ = w.shape
-    norms, total = _norms(x), np.zeros((*x.shape[:-2], 1, x.shape[-1]))
-    filters = np.sqrt((np.abs(w) ** 2).sum(-1))
-    for head, i, c, source in _pairs(heads, kernel, x.shape[-1]):
-        total[..., c] += filters[head, i] * norms[..., source]
-        if kernel > 1:
-            total[..., source] += filters[head, i] * norms[..., c]
-    return _factor(x.shape[-2], dtype) * total
-
-
-def _factor(n: int, dtype: str) -> float:
-    return ERROR_CONSTANT * EPS[dtype] * math.log2(max(n, 2))
-
-
-def _check_close(found: Any, expected: Any, bound: Any, what: str) -> None:
-    """Fail, with figures, where an error is above its bound."""
-    if found.shape != expected.shape:
-        raise AssertionError(f"{what}: expected shape {expected.shape}, got {found.shape}")
-    error = np.abs(found - expected)
-    if not np.all(error <= bound):
-        worst = np.max(error / np.maximum(np.broadcast_to(bound, error.shape), 1e-300))
-        raise AssertionError(f"{what}: error {np.max(error):.3g}, up to {worst:.3g} times the bound")
-
-
-def _check_equal(found: Numbers, expected: Numbers, what: str) -> None:
-    if not np.array_equal(found, expected, equal_nan=True):
-        raise AssertionError(f"{what}: expected bit-identical values, {np.sum(found != expected)} differ")
-
-
 # Laws ----------------------------------------------------------------------------------------------------------------
 
 
@@ -202,11 +121,16 @@ def check_products(library: Library, backend: str) -> None:
     for n, lags, kernel, exact in ((N_LONG, N_LONG, 3, False), (N_LONG, 9, 1, False), (N_SHORT, 25, 3, False),
                                    (N_LONG, N_LONG, 3, True)):  # fmt: skip
         for dtype in [name for name in ("float32", "complex128") if name in library.dtypes]:
-            w, x = _normal(rng, 2, kernel, lags, dtype=dtype), _normal(rng, 2, n, 6, dtype=dtype)
+            w, x = normal(rng, 2, kernel, lags, dtype=dtype), normal(rng, 2, n, 6, dtype=dtype)
             arrays = library.asarray(w, dtype), library.asarray(x, dtype)
             for adjoint in (False, True):
                 y = library.to_numpy(_matmul(library, backend, adjoint, exact)(*arrays))
-                _check_close(y, _dense(w, x, adjoint=adjoint), _bound(w, x, dtype), f"product of {dtype}, {n=} {lags=}")
+                check_close(
+                    y,
+                    dense_product(w, x, adjoint=adjoint),
+                    error_bound(w, x, dtype),
+                    f"product of {dtype}, {n=} {lags=}",
+                )
 
 
 def check_correlations(library: Library, backend: str) -> None:
@@ -215,44 +139,44 @@ def check_correlations(library: Library, backend: str) -> None:
     for n, lags, kernel, exact in ((N_LONG, 135, 3, False), (N_LONG, 9, 1, False), (N_SHORT, 16, 3, False),
                                    (N_SHORT, 16, 3, True)):  # fmt: skip
         for dtype in [name for name in ("float32", "complex128") if name in library.dtypes]:
-            x, g = _normal(rng, 2, n, 6, dtype=dtype), _normal(rng, 2, n, 6, dtype=dtype)
+            x, g = normal(rng, 2, n, 6, dtype=dtype), normal(rng, 2, n, 6, dtype=dtype)
             found = _correlate(library, backend, lags, 2, kernel, exact)(
                 library.asarray(x, dtype), library.asarray(g, dtype)
             )
-            expected = _dense_correlation(x, g, lags, 2, kernel)
-            bound = _factor(n, dtype) * 4 * np.max(_norms(x)) * np.max(_norms(g)) * 6
+            expected = dense_correlation(x, g, lags, 2, kernel)
+            bound = error_factor(n, dtype) * 4 * np.max(channel_norms(x)) * np.max(channel_norms(g)) * 6
             c = library.to_numpy(found).reshape(expected.shape)
-            _check_close(c, expected, bound, f"correlation of {dtype}, {n=} {lags=}")
+            check_close(c, expected, bound, f"correlation of {dtype}, {n=} {lags=}")
 
 
 def check_identities(library: Library, backend: str) -> None:
     """Linear in both factors; `<g, T x> = <T^H g, x> = <correlate(x, g), w>`."""
     rng = np.random.default_rng(2)
     n, dtype = N_LONG, library.dtypes[-1]
-    w, v = _normal(rng, 2, 3, n, dtype=dtype), _normal(rng, 2, 3, n, dtype=dtype)
-    x, g = _normal(rng, 2, n, 6, dtype=dtype), _normal(rng, 2, n, 6, dtype=dtype)
+    w, v = normal(rng, 2, 3, n, dtype=dtype), normal(rng, 2, 3, n, dtype=dtype)
+    x, g = normal(rng, 2, n, 6, dtype=dtype), normal(rng, 2, n, 6, dtype=dtype)
 
     def run(w: Numbers, x: Numbers, adjoint: bool = False) -> Numbers:
         product = _matmul(library, backend, adjoint)
         return library.to_numpy(product(library.asarray(w, dtype), library.asarray(x, dtype)))
 
     y = run(w, x)
-    bound = 8 * (_bound(w, x, dtype) + _bound(v, x, dtype) + _bound(w, g, dtype))
-    _check_close(run(w, x + 2 * g), y + 2 * run(w, g), bound, "linearity in x")
-    _check_close(run(w + 2 * v, x), y + 2 * run(v, x), bound, "linearity in w")
+    bound = 8 * (error_bound(w, x, dtype) + error_bound(v, x, dtype) + error_bound(w, g, dtype))
+    check_close(run(w, x + 2 * g), y + 2 * run(w, g), bound, "linearity in x")
+    check_close(run(w + 2 * v, x), y + 2 * run(v, x), bound, "linearity in w")
     correlate = _correlate(library, backend, n, 2, 3)
     c = library.to_numpy(correlate(library.asarray(x, dtype), library.asarray(g, dtype)))
     inner = np.vdot(y, g)
     scale = np.sum(np.abs(y) * np.abs(g)) * n
-    _check_close(np.vdot(x, run(w, g, adjoint=True)), inner, 64 * EPS[dtype] * scale, "adjoint identity")
-    _check_close(np.vdot(w, c), inner, 64 * EPS[dtype] * scale, "correlate identity")
+    check_close(np.vdot(x, run(w, g, adjoint=True)), inner, 64 * EPS[dtype] * scale, "adjoint identity")
+    check_close(np.vdot(w, c), inner, 64 * EPS[dtype] * scale, "correlate identity")
 
 
 def check_causality(library: Library, backend: str) -> None:
     """Later inputs change no bit of an exact output, and of others no more than rounding."""
     rng = np.random.default_rng(3)
     n, t = N_LONG, 70
-    w, x = _normal(rng, 2, 3, n, dtype="float32"), _normal(rng, 2, n, 6, dtype="float32")
+    w, x = normal(rng, 2, 3, n, dtype="float32"), normal(rng, 2, n, 6, dtype="float32")
     for change in (1.0, 1e4, 3e38, math.nan):
         other = x.copy()
         other[:, t:] = change
@@ -261,10 +185,10 @@ def check_causality(library: Library, backend: str) -> None:
             y, z = (library.to_numpy(run(library.asarray(w, "float32"), library.asarray(a, "float32")))[:, :t]
                     for a in (x, other))  # fmt: skip
             if exact or math.isnan(change):
-                leak = 0.0 if exact else 2 * _bound(w, x, "float32")
+                leak = 0.0 if exact else 2 * error_bound(w, x, "float32")
             else:
-                leak = 2 * _bound(w, other, "float32")
-            _check_close(z, y, leak, f"causality after a change to {change}, {exact=}")
+                leak = 2 * error_bound(w, other, "float32")
+            check_close(z, y, leak, f"causality after a change to {change}, {exact=}")
 
 
 def check_segments(library: Library, backend: str) -> None:
@@ -272,24 +196,24 @@ def check_segments(library: Library, backend: str) -> None:
     rng = np.random.default_rng(4)
     n = library.packed_length
     ids = np.stack([np.repeat([0, 1, 5], [5, n // 2, n - n // 2 - 5]), np.repeat([-2, 3, 4], [1, n - 8, 7])])
-    w, x = _normal(rng, 2, 3, n, dtype="float32"), _normal(rng, 2, n, 6, dtype="float32")
+    w, x = normal(rng, 2, 3, n, dtype="float32"), normal(rng, 2, n, 6, dtype="float32")
     packed = library.asarray(ids, "int32")
     second = (ids == np.asarray([[1], [3]]))[..., None]
     for adjoint in (False, True):
         run = _matmul(library, backend, adjoint)
         y = library.to_numpy(run(library.asarray(w, "float32"), library.asarray(x, "float32"), packed))
-        expected = np.stack([_dense(w, x[row], adjoint=adjoint, ids=ids[row]) for row in range(2)])
-        _check_close(y, expected, 4 * _bound(w, x, "float32"), f"documents, {adjoint=}")
+        expected = np.stack([dense_product(w, x[row], adjoint=adjoint, ids=ids[row]) for row in range(2)])
+        check_close(y, expected, 4 * error_bound(w, x, "float32"), f"documents, {adjoint=}")
         for change in (7.0, 3e38, math.inf, math.nan):
             other = np.where(second, x, change)
             z = library.to_numpy(run(library.asarray(w, "float32"), library.asarray(other, "float32"), packed))
-            _check_equal(np.where(second, z, 0), np.where(second, y, 0), f"isolation from {change}, {adjoint=}")
-    g = _normal(rng, 2, n, 6, dtype="float32")
+            check_equal(np.where(second, z, 0), np.where(second, y, 0), f"isolation from {change}, {adjoint=}")
+    g = normal(rng, 2, n, 6, dtype="float32")
     correlate = _correlate(library, backend, n, 2, 3)
     c = library.to_numpy(correlate(library.asarray(x, "float32"), library.asarray(g, "float32"), packed))
-    alone = np.stack([_dense_correlation(x[row], g[row], n, 2, 3, ids[row]) for row in range(2)])
-    bound = _factor(n, "float32") * 16 * np.max(_norms(x)) * np.max(_norms(g))
-    _check_close(c, alone.sum(0), bound, "correlation within documents")
+    alone = np.stack([dense_correlation(x[row], g[row], n, 2, 3, ids[row]) for row in range(2)])
+    bound = error_factor(n, "float32") * 16 * np.max(channel_norms(x)) * np.max(channel_norms(g))
+    check_close(c, alone.sum(0), bound, "correlation within documents")
 
 
 def check_unsorted_segments(library: Library, backend: str) -> None:
@@ -310,7 +234,7 @@ def check_non_finite(library: Library, backend: str) -> None:
     """A non-finite entry makes NaN exactly where the law says, and counts as zero elsewhere."""
     rng = np.random.default_rng(5)
     n, lags = library.packed_length, 9
-    plain = _normal(rng, 2, 3, lags, dtype="float32"), _normal(rng, 2, n, 6, dtype="float32")
+    plain = normal(rng, 2, 3, lags, dtype="float32"), normal(rng, 2, n, 6, dtype="float32")
     ids = np.tile(np.repeat([0, 1], [7, n - 7]), (2, 1))
     entries: tuple[tuple[Any, Any], ...] = ((None, (0, 5, 1)), ((1, 0, 4), None), ((0, 1, 3), (1, n - 1, 5)))
     for at_w, at_x in entries:
@@ -326,31 +250,16 @@ def check_non_finite(library: Library, backend: str) -> None:
             extra = (library.asarray(ids, "int32"),) if segments else ()
             arrays = library.asarray(w, "float32"), library.asarray(x, "float32")
             y = library.to_numpy(_matmul(library, backend, adjoint)(*arrays, *extra))
-            spoiled = _spoiled(bad_w, bad_x, adjoint, ids[0] if segments else None)
+            spoiled = spoiled_outputs(bad_w, bad_x, adjoint, ids[0] if segments else None)
             expected = np.where(
-                spoiled, math.nan, _dense(clean_w, clean_x, adjoint=adjoint, ids=None if rows is None else rows[0])
+                spoiled,
+                math.nan,
+                dense_product(clean_w, clean_x, adjoint=adjoint, ids=None if rows is None else rows[0]),
             )
             what = f"non-finite w{at_w} x{at_x}, {adjoint=} {segments=}"
-            _check_equal(np.isnan(y), spoiled, what)
-            bound = np.broadcast_to(4 * _bound(clean_w, clean_x, "float32"), y.shape)
-            _check_close(y[~spoiled], expected[~spoiled], bound[~spoiled], what)
-
-
-def _spoiled(bad_w: Numbers, bad_x: Numbers, adjoint: bool, ids: Numbers | None) -> npt.NDArray[np.bool_]:
-    """Return, entry by entry, where the law wants NaN."""
-    heads = bad_w.shape[0]
-    n, d = bad_x.shape[-2:]
-    ids = np.zeros(n) if ids is None else ids
-    spoiled = np.zeros(bad_x.shape, bool)
-    reach = _dense(np.ones(bad_w.shape), bad_x, adjoint=adjoint, ids=ids) > 0.5
-    spoiled |= reach
-    for t in range(n):
-        same = np.flatnonzero(ids == ids[t])
-        position = same[-1] - t if adjoint else t - same[0]
-        for head in range(heads):
-            if bad_w[head, :, : position + 1].any():
-                spoiled[..., t, head * d // heads : (head + 1) * d // heads] = True
-    return spoiled
+            check_equal(np.isnan(y), spoiled, what)
+            bound = np.broadcast_to(4 * error_bound(clean_w, clean_x, "float32"), y.shape)
+            check_close(y[~spoiled], expected[~spoiled], bound[~spoiled], what)
 
 
 def check_non_finite_correlation(library: Library, backend: str) -> None:
@@ -360,29 +269,29 @@ def check_non_finite_correlation(library: Library, backend: str) -> None:
     ids = np.repeat([0, 1], [7, n - 7])
     for name, at, segments in (("x", (1, n - 10, 1), False), ("g", (0, 7, 4), False), ("x", (0, 5, 0), True),
                                ("g", (0, 12, 4), True)):  # fmt: skip
-        x, g = _normal(rng, 2, n, 6, dtype="float32"), _normal(rng, 2, n, 6, dtype="float32")
+        x, g = normal(rng, 2, n, 6, dtype="float32"), normal(rng, 2, n, 6, dtype="float32")
         clean_x, clean_g, marks = x.copy(), g.copy(), np.zeros(x.shape)
         dirty, clean = (x, clean_x) if name == "x" else (g, clean_g)
         dirty[at], clean[at], marks[at] = -math.inf, 0, 1
         ones = np.ones(x.shape)
         pair = (marks, ones) if name == "x" else (ones, marks)
         rows = ids if segments else None
-        spoiled = _dense_correlation(*pair, n, 2, 3, rows) > 0.5
-        expected = _dense_correlation(clean_x, clean_g, n, 2, 3, rows)
+        spoiled = dense_correlation(*pair, n, 2, 3, rows) > 0.5
+        expected = dense_correlation(clean_x, clean_g, n, 2, 3, rows)
         extra = (library.asarray(np.tile(ids, (2, 1)), "int32"),) if segments else ()
         c = library.to_numpy(
             _correlate(library, backend, n, 2, 3)(library.asarray(x, "float32"), library.asarray(g, "float32"), *extra)
         )
-        _check_equal(np.isnan(c), spoiled, f"non-finite {name}{at}, {segments=}")
-        bound = _factor(n, "float32") * 16 * np.max(_norms(clean_x)) * np.max(_norms(clean_g))
-        _check_close(c[~spoiled], expected[~spoiled], bound, f"correlation beside a non-finite {name}")
+        check_equal(np.isnan(c), spoiled, f"non-finite {name}{at}, {segments=}")
+        bound = error_factor(n, "float32") * 16 * np.max(channel_norms(clean_x)) * np.max(channel_norms(clean_g))
+        check_close(c[~spoiled], expected[~spoiled], bound, f"correlation beside a non-finite {name}")
 
 
 def check_range(library: Library, backend: str) -> None:
     """Finite inputs give finite outputs where the exact result is representable, however large or small they are."""
     rng = np.random.default_rng(7)
     n = N_LONG
-    w, x = _normal(rng, 1, 1, n, dtype="float32"), _normal(rng, 1, n, 4, dtype="float32")
+    w, x = normal(rng, 1, 1, n, dtype="float32"), normal(rng, 1, n, 4, dtype="float32")
     last_w, last_x = np.zeros_like(w), np.zeros_like(x)
     last_w[..., -1], last_x[:, -1] = 3e38, 3e38
     step = np.zeros_like(w)
@@ -401,14 +310,16 @@ def check_range(library: Library, backend: str) -> None:
                 continue
             arrays = library.asarray(w, "float32"), library.asarray(x, "float32")
             y = library.to_numpy(_matmul(library, backend, adjoint, exact)(*arrays)).astype(float)
-            _check_close(y, _dense(w, x, adjoint=adjoint), _bound(w, x, "float32") + n * SMALLEST, f"range: {what}")
+            check_close(
+                y, dense_product(w, x, adjoint=adjoint), error_bound(w, x, "float32") + n * SMALLEST, f"range: {what}"
+            )
         if what.startswith("large where"):
             continue
         run = _correlate(library, backend, n)
         c = library.to_numpy(run(library.asarray(w[0, 0][:, None], "float32"), library.asarray(x[0], "float32")[:, :1]))
-        expected = _dense_correlation(w[0, 0][:, None], x[0][:, :1], n, 1, 1)[0]
-        bound = _factor(n, "float32") * np.linalg.norm(w) * np.linalg.norm(x[0, :, 0]) + n * SMALLEST
-        _check_close(c.astype(float), expected, bound, f"range of the correlation: {what}")
+        expected = dense_correlation(w[0, 0][:, None], x[0][:, :1], n, 1, 1)[0]
+        bound = error_factor(n, "float32") * np.linalg.norm(w) * np.linalg.norm(x[0, :, 0]) + n * SMALLEST
+        check_close(c.astype(float), expected, bound, f"range of the correlation: {what}")
 
 
 def check_errors(library: Library, backend: str) -> None:
@@ -443,8 +354,8 @@ def check_errors(library: Library, backend: str) -> None:
                 y = library.to_numpy(run(library.asarray(w.astype(dtype), dtype), array))
                 turn = -1 if adjoint else 1
                 expected = np.stack([np.convolve(w[0, 0], a[::turn])[:n][::turn] for a in x[0].T], axis=-1)[None]
-                _check_close(
-                    y, expected, _bound(w, x, dtype), f"error law of {dtype}, {name} filter, {adjoint=} {exact=}"
+                check_close(
+                    y, expected, error_bound(w, x, dtype), f"error law of {dtype}, {name} filter, {adjoint=} {exact=}"
                 )
 
 
@@ -452,7 +363,7 @@ def check_independence(library: Library, backend: str) -> None:
     """A far larger channel or row puts no error into another: each has the error of its own."""
     rng = np.random.default_rng(9)
     n = N_LONG
-    w, x = _normal(rng, 2, 1, n, dtype="float32"), _normal(rng, 2, n, 6, dtype="float32")
+    w, x = normal(rng, 2, 1, n, dtype="float32"), normal(rng, 2, n, 6, dtype="float32")
     x[:, :, 1] *= 1e6
     x[1] *= 1e12
     x = x.astype(np.float32).astype(float)
@@ -460,7 +371,9 @@ def check_independence(library: Library, backend: str) -> None:
         y = library.to_numpy(
             _matmul(library, backend, adjoint)(library.asarray(w, "float32"), library.asarray(x, "float32"))
         )
-        _check_close(y, _dense(w, x, adjoint=adjoint), _bound(w, x, "float32"), "independence of channels and rows")
+        check_close(
+            y, dense_product(w, x, adjoint=adjoint), error_bound(w, x, "float32"), "independence of channels and rows"
+        )
 
 
 def check_dtypes(library: Library, backend: str) -> None:
@@ -479,7 +392,7 @@ def check_dtypes(library: Library, backend: str) -> None:
         if not names <= set(library.dtypes):
             continue
         first, second = sorted(names)[0], sorted(names)[-1]
-        w, x = _normal(rng, 1, 1, N_SHORT, dtype=first), _normal(rng, 1, N_SHORT, 2, dtype=second)
+        w, x = normal(rng, 1, 1, N_SHORT, dtype=first), normal(rng, 1, N_SHORT, 2, dtype=second)
         arrays = library.asarray(w, first), library.asarray(x, second)
         y = _matmul(library, backend)(*arrays)
         name = getattr(y.dtype, "name", None) or str(y.dtype).rsplit(".", 1)[-1]
@@ -488,52 +401,52 @@ def check_dtypes(library: Library, backend: str) -> None:
         if type(y) is not type(arrays[1]) and not library.traced:
             raise AssertionError(f"expected an array of {type(arrays[1])}, got {type(y)}")
         computed = "float32" if expected in ("float16", "bfloat16") else expected
-        bound = _bound(w, x, computed) + EPS[expected] * np.abs(_dense(w, x))
-        _check_close(library.to_numpy(y), _dense(w, x), bound, f"product of {first} and {second}")
+        bound = error_bound(w, x, computed) + EPS[expected] * np.abs(dense_product(w, x))
+        check_close(library.to_numpy(y), dense_product(w, x), bound, f"product of {first} and {second}")
 
 
 def check_shapes(library: Library, backend: str) -> None:
     """Any length, batch and strides are served, one-dimensional arrays too, and inputs are left as they were."""
     rng = np.random.default_rng(11)
     for shape in ((1, 1), (0, 2), (0, N_SHORT, 2), (2, 0, N_SHORT, 2), (2, 1, 3, 4)):
-        x = _normal(rng, *shape, dtype="float32")
-        w = _normal(rng, 1, 1, 5, dtype="float32")
+        x = normal(rng, *shape, dtype="float32")
+        w = normal(rng, 1, 1, 5, dtype="float32")
         y = library.to_numpy(_matmul(library, backend)(library.asarray(w, "float32"), library.asarray(x, "float32")))
-        _check_close(y, _dense(w, x), _bound(w, x, "float32"), f"shape {shape}")
+        check_close(y, dense_product(w, x), error_bound(w, x, "float32"), f"shape {shape}")
         run = _correlate(library, backend, 5)
         c = library.to_numpy(run(library.asarray(x, "float32"), library.asarray(x, "float32")))
-        bound = _factor(max(shape[-2], 2), "float32") * 4 * (np.sum(x**2) + 1)
-        _check_close(c, _dense_correlation(x, x, 5, 1, 1)[0], bound, f"correlation of shape {shape}")
-    w, x = _normal(rng, N_LONG, dtype="float32"), _normal(rng, N_LONG, dtype="float32")
+        bound = error_factor(max(shape[-2], 2), "float32") * 4 * (np.sum(x**2) + 1)
+        check_close(c, dense_correlation(x, x, 5, 1, 1)[0], bound, f"correlation of shape {shape}")
+    w, x = normal(rng, N_LONG, dtype="float32"), normal(rng, N_LONG, dtype="float32")
     arrays = library.asarray(w, "float32"), library.asarray(x, "float32")
     y = library.to_numpy(_matmul(library, backend)(*arrays))
-    expected = _dense(w[None, None], x[:, None])[:, 0]
-    _check_close(y, expected, _bound(w[None, None], x[:, None], "float32")[0], "one-dimensional arrays")
-    _check_equal(library.to_numpy(arrays[0]), w, "the filter after the call")
-    _check_equal(library.to_numpy(arrays[1]), x, "the signal after the call")
-    turned = np.asarray(_normal(rng, 6, 2 * N_LONG, 2, dtype="float32"), np.float32).transpose(2, 1, 0)[:, ::-2]
-    w = _normal(rng, 2, 3, N_LONG, dtype="float32")
+    expected = dense_product(w[None, None], x[:, None])[:, 0]
+    check_close(y, expected, error_bound(w[None, None], x[:, None], "float32")[0], "one-dimensional arrays")
+    check_equal(library.to_numpy(arrays[0]), w, "the filter after the call")
+    check_equal(library.to_numpy(arrays[1]), x, "the signal after the call")
+    turned = np.asarray(normal(rng, 6, 2 * N_LONG, 2, dtype="float32"), np.float32).transpose(2, 1, 0)[:, ::-2]
+    w = normal(rng, 2, 3, N_LONG, dtype="float32")
     y = library.to_numpy(_matmul(library, backend)(library.asarray(w, "float32"), library.asarray(turned, "float32")))
-    _check_close(y, _dense(w, turned.astype(float)), _bound(w, turned.astype(float), "float32"), "strides")
+    check_close(y, dense_product(w, turned.astype(float)), error_bound(w, turned.astype(float), "float32"), "strides")
 
 
 def check_gradients(library: Library, backend: str) -> None:
     """Cotangents of product, adjoint and correlation, of order one and two, are those of the definition."""
     if library.vjp is None:
-        return
+        raise ValueError(f"{library.name} has no vjp: this law is for libraries that differentiate")
     rng = np.random.default_rng(12)
     n, dtype = N_SHORT, "float64"
-    w, v = _normal(rng, 2, 3, n), _normal(rng, 2, 3, n)
-    x, g, u = (_normal(rng, 2, n, 6) for _ in range(3))
+    w, v = normal(rng, 2, 3, n), normal(rng, 2, 3, n)
+    x, g, u = (normal(rng, 2, n, 6) for _ in range(3))
     x[0, :, 2] = 0  # a silent channel has derivatives too
     arrays = [library.asarray(a, dtype) for a in (w, x, g, v, u)]
     for adjoint in (False, True):
         run = _matmul(library, backend, adjoint)
         got = library.vjp(run, tuple(arrays[:2]), arrays[2])
         pair = (g, x) if adjoint else (x, g)
-        expected = _dense_correlation(*pair, n, 2, 3), _dense(w, g, adjoint=not adjoint)
+        expected = dense_correlation(*pair, n, 2, 3), dense_product(w, g, adjoint=not adjoint)
         for name, found, value in zip(("w", "x"), got, expected, strict=True):
-            _check_close(
+            check_close(
                 library.to_numpy(found), value, 1e-9 * np.max(np.abs(value)), f"gradient for {name}, {adjoint=}"
             )
         if library.orders > 1:
@@ -544,35 +457,37 @@ def check_gradients(library: Library, backend: str) -> None:
 
             second = vjp(first, tuple(arrays[:3]), arrays[3])
             # <v, correlate(x, g)> is bilinear in x and g, and does not depend on w.
-            by_x = _dense(v, g, adjoint=not adjoint)
-            by_g = _dense(v, x, adjoint=adjoint)
+            by_x = dense_product(v, g, adjoint=not adjoint)
+            by_g = dense_product(v, x, adjoint=adjoint)
             for name, found, value in zip(("w", "x", "g"), second, (np.zeros_like(w), by_x, by_g), strict=True):
                 if found is not None:
                     what = f"second gradient for {name}, {adjoint=}"
-                    _check_close(library.to_numpy(found), value, 1e-9 * np.max(np.abs(by_x)), what)
+                    check_close(library.to_numpy(found), value, 1e-9 * np.max(np.abs(by_x)), what)
     got = library.vjp(_correlate(library, backend, n, 2, 3), (arrays[1], arrays[2]), arrays[3])
-    for name, found, value in zip(("x", "g"), got, (_dense(v, g, adjoint=True), _dense(v, x)), strict=True):
-        _check_close(library.to_numpy(found), value, 1e-9 * np.max(np.abs(value)), f"correlation's gradient for {name}")
+    for name, found, value in zip(
+        ("x", "g"), got, (dense_product(v, g, adjoint=True), dense_product(v, x)), strict=True
+    ):
+        check_close(library.to_numpy(found), value, 1e-9 * np.max(np.abs(value)), f"correlation's gradient for {name}")
 
 
 def check_solve(library: Library, backend: str) -> None:
     """Solving undoes the product, and the inverse's lags are those of the solution for the unit vector."""
     rng = np.random.default_rng(13)
     n, dtype = 2 * N_SHORT, "float64"
-    w, x = _normal(rng, 2, n) / 8, _normal(rng, 2, n, 4)
+    w, x = normal(rng, 2, n) / 8, normal(rng, 2, n, 4)
     w[:, 0] = [1, -2]
-    y = _dense(w[:, None], x)
+    y = dense_product(w[:, None], x)
     with tmm_core.use_backend(backend):
         solve = library.transform(lambda w, y: tmm_core.causal_toeplitz_solve(w, y))
         inverse = library.transform(lambda w: tmm_core.causal_toeplitz_inverse(w, n))
         solved = library.to_numpy(solve(library.asarray(w, dtype), library.asarray(y, dtype)))
         lags = library.to_numpy(inverse(library.asarray(w, dtype)))
-    condition = max(np.linalg.cond(_lag_matrix(row, n, None)) for row in w)
-    _check_close(solved, x, 100 * condition * EPS[dtype] * np.max(np.abs(x)), "solution")
+    condition = max(np.linalg.cond(lag_matrix(row, n, None)) for row in w)
+    check_close(solved, x, 100 * condition * EPS[dtype] * np.max(np.abs(x)), "solution")
     unit = np.zeros(n)
     unit[0] = 1
     product = np.stack([np.convolve(a, b)[:n] for a, b in zip(w, lags, strict=True)])
-    _check_close(product, np.tile(unit, (2, 1)), 100 * condition * EPS[dtype], "inverse")
+    check_close(product, np.tile(unit, (2, 1)), 100 * condition * EPS[dtype], "inverse")
 
 
 LAWS: tuple[Law, ...] = (
@@ -589,7 +504,6 @@ LAWS: tuple[Law, ...] = (
     check_independence,
     check_dtypes,
     check_shapes,
-    check_gradients,
     check_solve,
 )
 """Every law as a function of a library and the name of a backend; one that is broken raises AssertionError."""
