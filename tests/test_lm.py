@@ -89,6 +89,18 @@ def test_foreign_parameters_are_refused():
         lm.check_params(params, HEADS)
 
 
+def test_a_configuration_of_any_number_of_blocks_is_refused_at_once():
+    huge = dataclasses.replace(HEADS, n_layers=10**12)
+    with pytest.raises(ValueError, match="too few for n_layers=1000000000000: do both belong together"):
+        lm.check_params(random_params(HEADS), huge)
+
+
+def test_chance_comes_from_a_generator_only():
+    for seed in (0, np.random.RandomState(0)):
+        with pytest.raises(TypeError, match=r"rng must be a numpy.random.Generator, got .*default_rng"):
+            lm.init_params(HEADS, seed)
+
+
 def test_flops_are_those_of_matrices_and_transforms():
     config = TMMConfig(vocab_size=7, max_len=8, d_model=4, n_layers=1, n_heads=2, d_mlp=6)
     linear = 2 * 4 * 6 + 2 * 4 * 4 + 7 * 4

@@ -2,6 +2,9 @@
 
 import copy
 import dataclasses
+import functools
+import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from model_variants import VARIANTS, random_ids, random_params
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
 from tmm_adapters.torch import ContextFullError, LanguageModel
@@ -110,6 +114,13 @@ def test_the_model_can_be_made_without_values():
     assert all(p.is_meta for p in model.parameters())
 
 
+@pytest.mark.parametrize("change", [np.ndarray.tolist, lambda p: p.astype(int), lambda p: p + 0j])
+def test_parameters_that_are_no_floating_arrays_are_refused(change: Any):
+    params = random_params(HEADS)
+    with pytest.raises(TypeError, match=r"embed\.weight must be a floating array, got (list|int64|complex128)"):
+        LanguageModel.from_params({**params, "embed.weight": change(params["embed.weight"])}, HEADS)
+
+
 def test_foreign_parameters_are_refused():
     with pytest.raises(ValueError, match=r"unembed\.weight is missing"):
         LanguageModel.from_params(random_params(VARIANTS["tied"]), HEADS)
@@ -201,10 +212,48 @@ def test_a_token_outside_the_vocabulary_is_refused(token: int, named: str):
         model(ids)
 
 
-@pytest.mark.parametrize("ids", [torch.zeros(3, dtype=torch.int64), torch.zeros(1, 3)])
-def test_other_input_ids_are_refused(ids: Tensor):
-    with pytest.raises(ValueError, match="input_ids must be integers of shape"):
-        model_of(HEADS)(ids)
+def test_a_label_outside_the_vocabulary_is_refused():
+    ids = ids_of(HEADS)
+    with pytest.raises(ValueError, match="label 11 is outside the vocabulary of 11"):
+        model_of(HEADS)(ids, labels=torch.full_like(ids, 11))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_integers_of_any_width_are_tokens(dtype: torch.dtype):
+    model, ids = model_of(HEADS), ids_of(HEADS)
+    expected, out = model(ids, labels=ids), model(ids.to(dtype), labels=ids.to(dtype))
+    assert torch.equal(out["logits"], expected["logits"])
+    assert torch.equal(out["loss"], expected["loss"])
+
+
+@pytest.mark.parametrize("ids", [[[1, 2]], np.ones((1, 2), int), torch.zeros(1, 3), torch.ones(1, 3).bool()])
+def test_tokens_and_labels_that_are_no_tensors_of_integers_are_refused(ids: Any):
+    model = model_of(HEADS)
+    with pytest.raises(TypeError, match="input_ids must be a tensor of integers"):
+        model(ids)
+    with pytest.raises(TypeError, match="input_ids must be a tensor of integers"):
+        model.generate(ids, 1)
+    with pytest.raises(TypeError, match="labels must be a tensor of integers"):
+        model(ids_of(HEADS), labels=ids)
+
+
+@pytest.mark.parametrize("shape", [(12,), (2, 11), (3, 8), (12, 2), (1, 12)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]):
+    """Labels of another shape and as many entries would give a loss, and a wrong one."""
+    model, ids = model_of(HEADS), ids_of(HEADS)
+    with pytest.raises(ValueError, match=r"labels must have the shape of input_ids.* and \(2, 12\)"):
+        model(ids, labels=torch.zeros(shape, dtype=torch.int64))
+    with pytest.raises(ValueError, match="with two positions or more"):
+        model(ids[:, :1], labels=ids[:, :1])
+    with pytest.raises(ValueError, match=r"input_ids must have the shape \(batch, n\), got \(2,\)"):
+        model(ids[:, 0])
+
+
+def test_batches_and_sequences_may_be_empty():
+    model, ids = model_of(HEADS), ids_of(HEADS)
+    assert model(ids[:0])["logits"].shape == (0, 12, 11)
+    assert model(ids[:, :0])["logits"].shape == (2, 0, 11)
+    assert model(ids, labels=torch.full_like(ids, -100))["loss"].isnan()
 
 
 def test_a_sequence_longer_than_the_position_bias_is_refused():
@@ -249,6 +298,46 @@ def test_compiled_code_makes_nan_of_a_mask_with_zeros():
     assert compiled(ids, attention_mask=mask)["logits"].isnan().all()
 
 
+def test_functional_transforms_see_through_the_model():
+    """Per-example gradients and ensembles, as `torch.func` makes them."""
+    model, other, ids = model_of(HEADS, np.float64), LanguageModel(HEADS, seed=5).double(), ids_of(HEADS)
+    call = torch.func.functional_call
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(p: dict[str, Tensor], row: Tensor) -> Tensor:
+        return call(model, p, (row[None],), {"labels": row[None]})["loss"]
+
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, ids)
+    for b in range(2):
+        model.zero_grad()
+        model(ids[b : b + 1], labels=ids[b : b + 1])["loss"].backward()
+        assert all(torch.allclose(grads[name][b], p.grad) for name, p in model.named_parameters())
+    stacked, _ = torch.func.stack_module_state([model, other])
+    logits = torch.func.vmap(lambda p: call(copy.deepcopy(model).to("meta"), p, (ids,))["logits"])(stacked)
+    assert torch.allclose(logits, torch.stack([model(ids)["logits"], other(ids)["logits"]]))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_blocks_can_be_computed_again_in_the_backward_pass(reentrant: bool):
+    plain, ids = model_of(HEADS), ids_of(HEADS)
+    saving = copy.deepcopy(plain)
+    for block in saving.blocks:
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=reentrant)
+    for model in (plain, saving):
+        model(ids, labels=ids)["loss"].backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), saving.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_share_nothing(copied: Any):
+    model, ids = model_of(VARIANTS["tied"]), ids_of(VARIANTS["tied"])
+    expected = model(ids)["logits"]
+    other = copied(model)
+    torch.nn.utils.parametrize.register_parametrization(model.blocks[0].mix, "lags", nn.Softplus())
+    assert torch.equal(other(ids)["logits"], expected)
+    assert not torch.equal(model(ids)["logits"], expected)
+
+
 # --- Generation -------------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +370,21 @@ def test_sampling_follows_its_generator_and_keeps_within_top_p():
     assert {draw(seed, 0.5) for seed in range(200)} == set(order[:kept].tolist())
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-45, 1e-300])
+def test_small_temperatures_take_the_likeliest(temperature: float):
+    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 3))
+    greedy = model.generate(prompt, 4, temperature=0)
+    assert torch.equal(model.generate(prompt, 4, temperature=temperature), greedy)
+    assert torch.equal(model.generate(prompt.byte(), 4, temperature=temperature), greedy)  # with room for every token
+
+
+def test_logits_that_are_not_finite_are_refused():
+    model = model_of(HEADS)
+    model.unembed.weight.data[3] = -math.inf
+    with pytest.raises(ValueError, match="logits are not finite"):
+        model.generate(ids_of(HEADS, (1, 3)), 1)
+
+
 def test_generation_ends_after_the_stop_token():
     model, prompt = model_of(HEADS), ids_of(HEADS, (1, 2))
     tokens = model.generate(prompt, 8, temperature=0)
@@ -307,7 +411,14 @@ def test_a_model_without_position_bias_generates_on():
 
 @pytest.mark.parametrize(
     ("shape", "options"),
-    [((1, 0), {}), ((2, 3), {}), ((1, 3), {"temperature": -1.0}), ((1, 3), {"top_p": 0.0}), ((1, 3), {"top_p": 1.5})],
+    [
+        ((1, 0), {}),
+        ((2, 3), {}),
+        ((1, 3), {"temperature": -1.0}),
+        ((1, 3), {"temperature": math.nan}),
+        ((1, 3), {"top_p": 0.0}),
+        ((1, 3), {"top_p": 1.5}),
+    ],
 )
 def test_bad_sampling_options_are_refused(shape: tuple[int, ...], options: dict[str, Any]):
     with pytest.raises(ValueError, match=r"expected max_new_tokens|one sequence with a token or more"):

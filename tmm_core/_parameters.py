@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ._exchange import Array
+from ._exchange import Array, dtype_name
 from .config import TMMConfig
 
 __all__ = ["check_params", "flops_per_token", "frozen_names", "init_params", "parameter_shapes"]
+
+_TOGETHER = "do both belong together?"
 
 
 def parameter_shapes(config: TMMConfig) -> dict[str, tuple[int, ...]]:
@@ -58,7 +60,22 @@ def frozen_names(config: TMMConfig) -> frozenset[str]:
 
 
 def check_params(params: Mapping[str, Any], config: TMMConfig) -> None:
-    """Refuse parameters that are not those of `config`, by names and shapes, with a ValueError that lists them."""
+    """Refuse parameters that are not those of `config`.
+
+    Raises
+    ------
+    TypeError
+        If one is no floating array.
+    ValueError
+        If names or shapes differ; the message lists them.
+    """
+    # Before anything is listed: a damaged configuration may ask for any number of blocks.
+    if config.n_layers > len(params):
+        raise ValueError(f"params are {len(params)} arrays, too few for n_layers={config.n_layers}: {_TOGETHER}")
+    for name, p in params.items():
+        kind = dtype_name(p.dtype) if hasattr(p, "dtype") else type(p).__name__
+        if kind not in ("float16", "bfloat16", "float32", "float64"):
+            raise TypeError(f"{name} must be a floating array, got {kind}: convert it first, for example to float32")
     shapes = parameter_shapes(config)
     faults = [f"{name} is missing" for name in shapes if name not in params]
     faults += [f"{name} is unknown" for name in params if name not in shapes]
@@ -69,9 +86,7 @@ def check_params(params: Mapping[str, Any], config: TMMConfig) -> None:
     ]
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-        raise ValueError(
-            f"params do not fit the configuration: {'; '.join(faults[:5])}{more}; do both belong together?"
-        )
+        raise ValueError(f"params do not fit the configuration: {'; '.join(faults[:5])}{more}; {_TOGETHER}")
 
 
 def init_params(config: TMMConfig, rng: Any) -> dict[str, Array]:
@@ -97,6 +112,11 @@ def init_params(config: TMMConfig, rng: Any) -> dict[str, Array]:
     dict of float32 NumPy arrays
         By name, in the order of `parameter_shapes`.
 
+    Raises
+    ------
+    TypeError
+        If `rng` is no NumPy generator.
+
     Examples
     --------
     >>> import numpy as np
@@ -104,6 +124,11 @@ def init_params(config: TMMConfig, rng: Any) -> dict[str, Array]:
     (256,)
     """
     import numpy as np
+
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(
+            f"rng must be a numpy.random.Generator, got {type(rng).__name__}: make one by numpy.random.default_rng(0)"
+        )
 
     def draw(name: str, shape: tuple[int, ...]) -> Any:
         *_, layer, part = name.split(".")

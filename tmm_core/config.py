@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["PRESETS", "TMMConfig"]
 
@@ -83,7 +84,7 @@ class TMMConfig:
         )
         _require(not self.mean or self.softplus, "mean=True asks for softplus=True: only positive lags have a mean")
         _require(not self.mean or self.kernel_size == 1, "mean=True asks for kernel_size=1")
-        _require(self.embed_std >= 0, f"embed_std must not be negative, and is {self.embed_std}")
+        _require(0 <= self.embed_std < math.inf, f"embed_std must be finite and not negative, and is {self.embed_std}")
 
     @property
     def heads(self) -> int:
@@ -120,7 +121,7 @@ class TMMConfig:
     def from_dict(cls, fields: Mapping[str, Any]) -> TMMConfig:
         """Return the configuration that `to_dict` wrote; unknown fields are refused, not dropped."""
         known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(fields) - known)
+        unknown = sorted(map(str, set(fields) - known))
         if unknown:
             raise ValueError(f"unknown configuration fields {unknown}: the known ones are {sorted(known)}")
         return cls(**fields)
@@ -164,16 +165,10 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _check_field(name: str, value: object, hint: Any) -> None:
-    """Refuse a value of another type than its field's, with the choices named."""
-    choices = get_args(hint)
-    if choices and choices[-1] is not type(None):
-        ok, expected = value in choices and type(value) in map(type, choices), f"one of {', '.join(map(repr, choices))}"
-    elif hint is float:
-        ok, expected = isinstance(value, (int, float)) and not isinstance(value, bool), "a number"
-    else:
-        types = choices or (hint,)
-        ok, expected = type(value) in types, " or ".join(t.__name__ for t in types)
-    if not ok:
-        raise (ValueError if choices and choices[-1] is not type(None) else TypeError)(
-            f"{name} must be {expected}, not {value!r}"
-        )
+    """Refuse what is not plain data of the field's type: a configuration is compared, hashed and written as JSON."""
+    types = get_args(hint) or ((int, float) if hint is float else (hint,))
+    if get_origin(hint) is Literal:
+        if (type(value), value) not in [(type(choice), choice) for choice in types]:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, types))}, not {value!r}")
+    elif type(value) not in types:
+        raise TypeError(f"{name} must be {' or '.join(t.__name__ for t in types)}, not {value!r}")

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tmm_core import TMMConfig, lm, mix_tokens
+from tmm_core._arrays import values_known
 from tmm_core._exchange import share
 
 __all__ = ["MLP", "Block", "ContextFullError", "LanguageModel", "TokenMixing"]
@@ -131,6 +132,8 @@ class LanguageModel(nn.Module):
 
         Raises
         ------
+        TypeError
+            If a parameter is no floating array.
         ValueError
             If names or shapes are not those of `config`.
         """
@@ -165,7 +168,7 @@ class LanguageModel(nn.Module):
         ----------
         input_ids : tensor of integers, (b, n)
             Tokens.
-        labels : tensor of int64, (b, n), optional
+        labels : tensor of integers, (b, n), optional
             Tokens to foretell, aligned with `input_ids` (position t foretells `labels[:, t + 1]`); -100 does not count.
         attention_mask : tensor, (b, n), optional
             All ones: masked tokens are refused, never ignored.
@@ -176,47 +179,50 @@ class LanguageModel(nn.Module):
         Returns
         -------
         dict
-            `logits`, (b, n, vocab_size), and with labels `loss`, () in float32 or above.
+            `logits`, (b, n, vocab_size), and with labels `loss`, () in float32 or above, NaN if no label counts.
 
         Raises
         ------
+        TypeError
+            If tokens or labels are no tensors of integers.
         ValueError
-            If a token is outside the vocabulary, the sequence is longer than the position bias, or the mask has
-            zeros. In compiled code a mask with zeros makes the logits NaN.
+            If a token or label is outside the vocabulary, the shapes differ, the sequence is longer than the position
+            bias, or the mask has zeros. In compiled code a mask with zeros makes the logits NaN.
         """
-        self._check(input_ids, attention_mask)
+        input_ids = _as_ids("input_ids", input_ids)
+        labels = None if labels is None else _as_ids("labels", labels)
+        self._check(input_ids, labels, attention_mask)
         x = self.embed(input_ids)  # (b, n) -> (b, n, d)
         for block in self.blocks:
             x = block(x)
         x = self.final_norm(x)
         logits = F.linear(x, self.embed.weight) if self.unembed is None else self.unembed(x)  # (b, n, d) -> (b, n, V)
-        if attention_mask is not None and torch.compiler.is_compiling():
+        if attention_mask is not None and not values_known(attention_mask):
             logits = torch.where(attention_mask.bool().all(), logits, torch.nan)
         if labels is None:
             return {"logits": logits}
         return {"loss": _next_token_loss(logits, labels, num_items_in_batch), "logits": logits}
 
-    def _check(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    def _check(self, input_ids: Tensor, labels: Tensor | None, attention_mask: Tensor | None) -> None:
         """Refuse what the model would misread; values only where looking at them costs no synchronisation."""
-        if input_ids.ndim != 2 or input_ids.is_floating_point():
+        if input_ids.ndim != 2:
+            raise ValueError(f"input_ids must have the shape (batch, n), got {tuple(input_ids.shape)}")
+        if labels is not None and (labels.shape != input_ids.shape or labels.shape[1] < 2):
             raise ValueError(
-                f"input_ids must be integers of shape (batch, n), got {input_ids.dtype} {tuple(input_ids.shape)}"
+                f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
+                f"and {tuple(input_ids.shape)}"
             )
-        if torch.compiler.is_compiling():
-            return
-        if attention_mask is not None and not bool(attention_mask.bool().all()):
+        if attention_mask is not None and values_known(attention_mask) and not bool(attention_mask.bool().all()):
             raise ValueError(
                 "attention_mask has zeros, and masked tokens are not supported yet: "
                 "pack or cut the texts to one length, and pass no mask"
             )
-        # On other devices the embedding checks the ids by itself, without waiting for them.
-        if input_ids.device.type == "cpu" and input_ids.numel() > 0:
-            least, most = map(int, input_ids.aminmax())
-            if least < 0 or most >= self.tmm_config.vocab_size:
-                raise ValueError(
-                    f"token {least if least < 0 else most} is outside the vocabulary of {self.tmm_config.vocab_size} "
-                    "tokens: were the text and the model made with the same tokenizer?"
-                )
+        # On other devices the embedding and the loss check the ids by themselves, without waiting for them.
+        if input_ids.device.type == "cpu" and values_known(input_ids, labels):
+            _check_vocabulary("token", input_ids, self.tmm_config.vocab_size)
+            if labels is not None:
+                counted = labels[:, 1:]
+                _check_vocabulary("label", counted[counted != lm.IGNORED], self.tmm_config.vocab_size)
 
     @torch.no_grad()
     def generate(
@@ -251,15 +257,17 @@ class LanguageModel(nn.Module):
 
         Returns
         -------
-        tensor, of the shape of `input_ids` with up to `max_new_tokens` more
+        tensor of int64, of the shape of `input_ids` with up to `max_new_tokens` more
 
         Raises
         ------
         ContextFullError
             If the position bias ends before `max_new_tokens`; it carries the tokens so far.
+        TypeError, ValueError
+            If an option is out of its range, `forward` refuses the prompt, or the model's logits are not finite.
         """
         _check_sampling(input_ids, max_new_tokens, temperature, top_p)
-        tokens = input_ids.reshape(1, -1)  # (1, n)
+        tokens = _as_ids("input_ids", input_ids).reshape(1, -1)  # (1, n)
         for _ in range(max_new_tokens):
             limit = self.tmm_config.max_len
             if self.tmm_config.position_bias and self.tmm_config.n_layers and tokens.shape[1] > limit:
@@ -269,7 +277,7 @@ class LanguageModel(nn.Module):
                     tokens.reshape((-1,) if input_ids.ndim == 1 else (1, -1)),
                 )
             token = _draw(self(tokens)["logits"][0, -1], temperature, top_p, generator)
-            tokens = torch.cat([tokens, token.to(tokens.dtype).reshape(1, 1)], dim=1)  # (1, n + 1)
+            tokens = torch.cat([tokens, token.reshape(1, 1)], dim=1)  # (1, n + 1)
             if on_token is not None:
                 on_token(int(token))
             if stop_token is not None and int(token) == stop_token:
@@ -298,13 +306,31 @@ def _next_token_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor 
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
+def _as_ids(name: str, ids: Tensor) -> Tensor:
+    """Return integers of any width as those that embeddings and losses take."""
+    if not isinstance(ids, Tensor) or ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
+        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+        raise TypeError(f"{name} must be a tensor of integers, got {kind}: tokens are whole numbers")
+    return ids.long()
+
+
+def _check_vocabulary(what: str, ids: Tensor, vocab_size: int) -> None:
+    least, most = map(int, ids.aminmax()) if ids.numel() > 0 else (0, 0)
+    if least < 0 or most >= vocab_size:
+        raise ValueError(
+            f"{what} {least if least < 0 else most} is outside the vocabulary of {vocab_size} tokens: "
+            "were the text and the model made with the same tokenizer?"
+        )
+
+
 def _check_sampling(input_ids: Tensor, max_new_tokens: int, temperature: float, top_p: float) -> None:
+    _as_ids("input_ids", input_ids)
     if input_ids.numel() == 0 or input_ids.ndim not in (1, 2) or (input_ids.ndim == 2 and input_ids.shape[0] != 1):
         raise ValueError(
             f"input_ids must be one sequence with a token or more, (n,) or (1, n), got {tuple(input_ids.shape)}: "
             "start from the end-of-text token where there is no prompt"
         )
-    if max_new_tokens < 0 or temperature < 0 or not 0 < top_p <= 1:
+    if max_new_tokens < 0 or not temperature >= 0 or not 0 < top_p <= 1:  # NaN is refused as well
         raise ValueError(
             f"expected max_new_tokens >= 0, temperature >= 0 and 0 < top_p <= 1, got {max_new_tokens=}, "
             f"{temperature=} and {top_p=}"
@@ -313,8 +339,13 @@ def _check_sampling(input_ids: Tensor, max_new_tokens: int, temperature: float, 
 
 def _draw(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:
     """Return one token, drawn from the likeliest that together have the probability `top_p`."""
+    top = logits.max()
+    if not bool(top.isfinite()):  # -inf elsewhere rules out a token
+        raise ValueError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
     if temperature == 0:
         return logits.argmax()
-    p, ids = torch.softmax(logits.float() / temperature, dim=-1).sort(descending=True)  # (V,)
+    logits = logits.float() - top  # however small the temperature, the likeliest stays finite
+    p = torch.softmax(logits / max(temperature, torch.finfo(torch.float32).tiny), dim=-1)
+    p, ids = p.sort(descending=True)  # (V,)
     p = torch.where(p.cumsum(0) - p < top_p, p, 0)  # the first is always in
     return ids[torch.multinomial(p, 1, generator=generator)]  # (1,)
