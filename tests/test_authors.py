@@ -115,6 +115,18 @@ def test_tensors_of_torch_are_taken():
     assert all(np.array_equal(others[name], params[name]) for name in params)
 
 
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+@pytest.mark.parametrize(("name", "mean"), [("heads4", None), ("softplus_heads4", False)])
+def test_compiled_and_distributed_models_are_read(name: str, mean: bool | None, prefix: str):
+    whole = part(read(name)[0], "param.")
+    config, params = read_authors(whole, mean=mean)
+    same, others = read_authors({prefix + key: tensor for key, tensor in whole.items()}, mean=mean)
+    assert same == config
+    assert all(np.array_equal(others[key], params[key]) for key in params)
+    with pytest.raises(ValueError, match="a mix of two variants"):
+        read_authors({**whole, prefix + next(reversed(whole)): next(reversed(whole.values()))}, mean=mean)
+
+
 def test_a_missing_output_layer_means_tied():
     tensors, _, _ = read("flat")
     whole = part(tensors, "param.")
@@ -167,6 +179,9 @@ _MIXING = "mixer_blocks.1.token_mixing_layer."
         (_set(_MIXING + "mixer_heads.1.weight", np.zeros((1, 19))), "heads differ in shape"),
         (_set(_MIXING + "weight", np.zeros((1, 20))), "is made of the heads"),
         (_set("input_layer.weight", np.zeros(24)), "two axes"),
+        (_set("mixer_blocks.0.token_mixing_layer.out_proj.bias", np.zeros(())), r"out_proj\.bias has the shape \(\)"),
+        (_set("mixer_blocks.1000000000.channel_norm.bias", np.zeros(24)), "too few for n_layers=1000000001"),
+        (_set(5, np.zeros(24)), r"unknown tensors \['5'\]"),
         (_drop("mixer_blocks.0.channel_mixing_layer.0.weight"), r"give blocks\.0\.mlp\.up\.weight are missing"),
     ],
 )  # fmt: skip

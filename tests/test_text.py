@@ -154,6 +154,11 @@ def test_bad_texts_are_refused(tmp_path):
     for documents in ([], [""], [[]]):
         with pytest.raises(ValueError, match="no text"):
             write_text(documents, path)
+    with pytest.raises(TypeError, match="not one string: put it into a list"):
+        write_text("a document", path)
+    for documents in ([b"bytes"], [["fine", 3]]):
+        with pytest.raises(TypeError, match="document 0 must be text, and holds int: decode it first"):
+            write_text(documents, path)
     with pytest.raises(ValueError, match="document 1 is not valid Unicode"):
         write_text(["fine", "\ud800"], path)
     with pytest.raises(FileNotFoundError):

@@ -3,6 +3,7 @@
 import json
 import pickle
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from tmm_adapters.text import END_BYTE, open_text, write_text
 from tmm_adapters.tokenizers import ByteTokenizer, SubwordTokenizer, check_fits, load_tokenizer, train_tokenizer
-from tmm_adapters.tokens import IGNORED, TokenWindows, bits_per_byte, open_tokens, write_tokens
+from tmm_adapters.tokens import TokenWindows, bits_per_byte, open_tokens, write_tokens
 from tmm_core import TMMConfig
+from tmm_core.lm import IGNORED
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "while", "naïve", "zebras", "wander"]
 
@@ -280,6 +282,10 @@ def test_files_that_hold_no_tokens_are_refused(tmp_path):
     np.save(path, np.asarray([print], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match="not a whole token file"):
         open_tokens(path)
+    np.savez(tmp_path / "archive", np.zeros(3, np.uint16))
+    (tmp_path / "archive.npz").replace(path)
+    with pytest.raises(ValueError, match="not a whole token file"):
+        open_tokens(path)
     np.save(path, np.zeros((2, 2)))
     with pytest.raises(ValueError, match=r"holds float64 of shape \(2, 2\), not token ids"):
         open_tokens(path)
@@ -322,6 +328,22 @@ def test_windows_cross_to_other_processes_by_name(text, tmp_path):
     assert isinstance(again.tokens, np.memmap)
     assert len(again) == len(windows)
     np.testing.assert_array_equal(again[3]["labels"], windows[3]["labels"])
+
+
+def test_windows_of_a_part_of_a_file_cross_whole(text, tmp_path):
+    tokens = write_tokens(text.whole(), ByteTokenizer(), tmp_path / "tokens.npy")
+    windows = TokenWindows(tokens[100:200], 16)
+    again = pickle.loads(pickle.dumps(windows))
+    assert len(again) == len(windows)
+    np.testing.assert_array_equal(again[1]["input_ids"], windows[1]["input_ids"])
+
+
+def test_writers_at_the_same_time_do_not_disturb_each_other(text, tmp_path):
+    path, whole, tokenizer = tmp_path / "tokens.npy", text.whole(), ByteTokenizer()
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda _: write_tokens(whole, tokenizer, path), range(32)))
+    assert all(np.array_equal(tokens, written[0]) for tokens in written)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["tokens.npy", "tokens.npy.json"]
 
 
 def test_windows_that_cannot_be_are_refused():

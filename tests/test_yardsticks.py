@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tmm_adapters.documents import default_documents
-from tmm_adapters.text import END_BYTE, write_text
+from tmm_adapters.text import END_BYTE, Part, write_text
 from tmm_adapters.yardsticks import ORDERS, NGramModel, yardsticks
 
 
@@ -143,6 +143,24 @@ def test_ends_of_documents_are_paid_for(folder):
     a, b, c, d, end = -np.log2(model.probabilities(np.frombuffer(b"abcd\xff", np.uint8).astype(np.uint32), 1))
     assert model.bits(text, 1) == pytest.approx(20 * (a + b + c + d + end))
     assert model.bits(text, 2) < 15  # an end follows each d, and an a each end
+
+
+@pytest.mark.parametrize("byte", ["a", "\0", "é"])
+def test_texts_of_one_byte_have_costs(folder, byte):
+    for times in (1, 2, 500):
+        text = write_text([byte * times], folder / "one").whole()
+        assert all(0 < cost < 100 for cost in yardsticks(text, text).values())
+
+
+def test_parts_without_text_are_refused(english):
+    training, held_out = english
+    nothing = Part(training.text, (), 0)
+    with pytest.raises(ValueError, match="nothing to fit on"):
+        yardsticks(nothing, held_out)
+    with pytest.raises(ValueError, match="held-out part holds no text"):
+        yardsticks(training, nothing)
+    with pytest.raises(ValueError, match=r"order must be in \[1, 4\], and is 5"):
+        NGramModel.fit(held_out).bits(held_out, 5)
 
 
 def test_zlib_compresses_the_held_out_text_by_itself(english):

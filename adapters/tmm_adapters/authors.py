@@ -56,7 +56,8 @@ def read_authors(tensors: Mapping[str, Any], *, mean: bool | None = None) -> tup
     Parameters
     ----------
     tensors : mapping of names to arrays
-        The state dict of the research code's model: arrays of any library, under their own names.
+        The state dict of the research code's model: arrays of any library, under their own names, also with the
+        prefixes that compiled and distributed models put before them.
     mean : bool, optional
         Whether a model with softplus lags divides by their running sum, which its tensors do not tell.
 
@@ -74,11 +75,12 @@ def read_authors(tensors: Mapping[str, Any], *, mean: bool | None = None) -> tup
     ValueError
         If names are unknown or missing, shapes do not fit together, or `mean` is needed and not given.
     """
-    later = "inp_embed.weight" in tensors
-    if not later and "input_layer.weight" not in tensors:
+    plain = {_plain(name) for name in tensors}
+    later = "inp_embed.weight" in plain
+    if not later and "input_layer.weight" not in plain:
         raise ValueError(
             "expected a state dict of the authors' research code, with input_layer.weight or inp_embed.weight; "
-            f"got {len(tensors)} tensors with names such as {sorted(tensors)[:3]}"
+            f"got {len(tensors)} tensors with names such as {sorted(plain)[:3]}"
         )
     if later and mean is None:
         raise ValueError(
@@ -99,9 +101,10 @@ def _group(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, di
     groups: dict[str, dict[int | None, Any]] = {}
     unknown = []
     for theirs, tensor in tensors.items():
-        found = next(((m, ours) for pattern, ours in names.items() if (m := re.fullmatch(pattern, theirs))), None)
+        plain = _plain(theirs)
+        found = next(((m, ours) for pattern, ours in names.items() if (m := re.fullmatch(pattern, plain))), None)
         if found is None:
-            unknown.append(theirs)
+            unknown.append(plain)
             continue
         match, ours = found
         head = match.groupdict().get("head")
@@ -115,6 +118,11 @@ def _group(tensors: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, di
             f"unknown tensors {sorted(unknown)[:5]} ({len(unknown)} in all): not a model that is known here"
         )
     return groups
+
+
+def _plain(name: str) -> str:
+    """Return a tensor's name without what torch.compile and DistributedDataParallel put before it."""
+    return re.sub(r"^((_orig_mod|module)\.)+", "", str(name))
 
 
 def _to_numpy(tensor: Any) -> Any:
@@ -140,37 +148,30 @@ def _merge(name: str, parts: Mapping[int | None, Any], later: bool) -> Any:
 
 def _recognise(params: Mapping[str, Any], groups: Mapping[str, Any], later: bool, mean: bool) -> TMMConfig:
     """Return the variant that names and shapes tell."""
-    blocks = [int(name.split(".")[1]) for name in params if name.startswith("blocks.")]
-    needed = ["embed.weight", "blocks.0.mix.lags", "blocks.0.mix.bias", "blocks.0.mlp.up.weight"]
-    missing = [name for name in needed if name not in params]
+    telling = ["embed.weight", "blocks.0.mlp.up.weight", "blocks.0.mix.lags", "blocks.0.mix.bias"]
+    missing = [name for name in telling if name not in params]
     if missing:
         raise ValueError(f"the tensors that give {', '.join(missing)} are missing: is the state dict whole?")
-    vocab_size, d_model = _matrix("embed.weight", params)
-    lags, bias = params["blocks.0.mix.lags"], params["blocks.0.mix.bias"]
+    embed, up, lags, bias = (params[name] for name in telling)
+    if (embed.ndim, up.ndim, bias.ndim) != (2, 2, 2) or lags.ndim not in (2, 3):
+        shapes = "; ".join(f"{name} {params[name].shape}" for name in telling)
+        raise ValueError(f"expected two axes, or three of lags with a kernel, and got {shapes}")
     heads = len(lags) if later or None not in groups["blocks.0.mix.lags"] else 0
     return TMMConfig(
-        vocab_size=vocab_size,
+        vocab_size=embed.shape[0],
         max_len=bias.shape[-1],
-        d_model=d_model,
-        n_layers=1 + max(blocks),
+        d_model=embed.shape[1],
+        n_layers=1 + max(int(name.split(".")[1]) for name in params if name.startswith("blocks.")),
         n_heads=heads,
         kernel_size=lags.shape[1] if lags.ndim == 3 else 1,
         mix_layers=2 if "blocks.0.mix.lags2" in params else 1,
         out_proj_bias=not later,
         softplus=later,
         mean=mean,
-        d_mlp=_matrix("blocks.0.mlp.up.weight", params)[0],
+        d_mlp=up.shape[0],
         activation="gelu_tanh" if later else "silu",
         norm="rms" if later else "layer",
         final_norm=later,
         order="mix_first" if later else "mlp_first",
         tie_embeddings="unembed.weight" not in params,
     )
-
-
-def _matrix(name: str, params: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the two lengths of a matrix."""
-    shape = params[name].shape
-    if len(shape) != 2:
-        raise ValueError(f"{name} must have two axes, and has the shape {shape}")
-    return int(shape[0]), int(shape[1])

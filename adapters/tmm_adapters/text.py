@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -214,11 +215,15 @@ def write_text(documents: Iterable[Document], path: str | os.PathLike[str]) -> T
 
     Raises
     ------
+    TypeError
+        If a document is no text, or one string is given in place of several documents.
     ValueError
         If there is no text at all, or a string is not valid Unicode.
     OSError
         If the file cannot be written, for instance on a full disk; what was there before remains.
     """
+    if isinstance(documents, str):
+        raise TypeError("documents must be an iterable of documents, not one string: put it into a list")
     path = Path(path)
     digest = hashlib.sha256()
     n_bytes = n_documents = 0
@@ -267,7 +272,7 @@ def open_text(path: str | os.PathLike[str]) -> Text:
 @contextmanager
 def written_aside(path: Path) -> Iterator[BinaryIO]:
     """Open a file beside `path` for writing; it takes the name `path` when the block ends well, else it is removed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")  # threads and other machines may write too
     try:
         with aside.open("wb") as file:
             yield file
@@ -284,6 +289,8 @@ def description_path(path: Path) -> Path:
 
 
 def _encode(piece: str, index: int) -> bytes:
+    if not isinstance(piece, str):
+        raise TypeError(f"document {index} must be text, and holds {type(piece).__name__}: decode it first")
     try:
         return piece.encode()
     except UnicodeEncodeError as error:

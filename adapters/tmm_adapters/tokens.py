@@ -12,19 +12,19 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from mmap import mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tmm_core.lm import IGNORED
+
 from .text import Part, description_path, written_aside
 from .tokenizers import Tokenizer
 
-__all__ = ["IGNORED", "TokenWindows", "bits_per_byte", "evaluation_windows", "open_tokens", "write_tokens"]
-
-IGNORED = -100
-"""Label of a position that no loss is taken over."""
+__all__ = ["TokenWindows", "bits_per_byte", "evaluation_windows", "open_tokens", "write_tokens"]
 
 _BATCH = 1 << 20  # characters tokenized at a time
 
@@ -55,8 +55,9 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str])
     path = Path(path)
     description = {"part": part.sha256, "text": part.text.sha256, "tokenizer": tokenizer.fingerprint}
     try:
-        if json.loads(description_path(path).read_bytes()) == description:
-            return open_tokens(path)
+        tokens = open_tokens(path)
+        if json.loads(description_path(path).read_bytes()) == {**description, "n_tokens": len(tokens)}:
+            return tokens
     except (OSError, ValueError):
         pass  # nothing usable is there, so it is written now
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
@@ -69,7 +70,7 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str])
         _write_header(file, dtype, n_tokens)
         description_path(path).unlink(missing_ok=True)  # so that it never describes another file
     with written_aside(description_path(path)) as file:
-        file.write(json.dumps(description).encode())
+        file.write(json.dumps({**description, "n_tokens": n_tokens}).encode())
     return open_tokens(path)
 
 
@@ -84,8 +85,8 @@ def open_tokens(path: str | os.PathLike[str]) -> NDArray[Any]:
         If it is not a token file, or was cut short.
     """
     try:
-        tokens: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        tokens = np.lib.format.open_memmap(os.fspath(path), mode="r")
+    except ValueError as error:
         raise ValueError(f"{path} is not a whole token file ({error}): remove it, to have it written anew") from error
     if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
         raise ValueError(f"{path} holds {tokens.dtype} of shape {tokens.shape}, not token ids: give another file")
@@ -106,8 +107,8 @@ class TokenWindows:
 
     A window holds the tokens `[s, s + context)` as `input_ids` and again as `labels`; the model shifts them, so
     position `t` of `input_ids` predicts `labels[t + 1]` and a window has `context - 1` predictions. Labels of tokens
-    that an earlier window has predicted are `IGNORED`, as is the first of each window. The last window is moved back so
-    that it ends where the tokens end: all windows have one shape, and nothing is padded.
+    that an earlier window has predicted are -100, as is the first of each window. The last window is moved back so that
+    it ends where the tokens end: all windows have one shape, and nothing is padded.
 
     Parameters
     ----------
@@ -172,7 +173,7 @@ class TokenWindows:
     def __getstate__(self) -> dict[str, Any]:
         """Give another process the name of the token file, not a copy of it."""
         state = dict(self.__dict__)
-        if isinstance(self.tokens, np.memmap) and self.tokens.filename is not None:
+        if isinstance(self.tokens, np.memmap) and isinstance(self.tokens.base, mmap):  # a whole file, no part of one
             state["tokens"] = Path(self.tokens.filename)
         return state
 
@@ -197,6 +198,12 @@ def bits_per_byte(nats: float, part: Part) -> float:
     -------
     float
         Bits per byte; a model that knows nothing pays 8 and a little more for the ends of text.
+
+    Examples
+    --------
+    >>> from .text import Text
+    >>> bits_per_byte(math.log(2) * 30, Text(Path("text"), n_bytes=10, n_documents=1, sha256="").whole())
+    3.0
     """
     return nats / math.log(2) / part.n_bytes
 

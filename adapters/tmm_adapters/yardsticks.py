@@ -46,10 +46,17 @@ def yardsticks(training: Part, held_out: Part) -> dict[str, float]:
         `unigram`, `bigram`, `trigram` and `4-gram`; and `zlib`, which compresses the held-out text by itself, at
         level 9.
 
+    Raises
+    ------
+    ValueError
+        If a part holds no text.
+
     Notes
     -----
     Time grows as the text; memory as the number of different 4-grams, a few million in English.
     """
+    if not held_out.n_bytes:
+        raise ValueError("the held-out part holds no text: hold out at least one byte")
     model = NGramModel.fit(training)
     costs = {name: model.bits(held_out, order) / held_out.n_bytes for name, order in ORDERS.items()}
     return {**costs, "zlib": 8 * _zlib_size(held_out) / held_out.n_bytes}
@@ -128,6 +135,8 @@ class NGramModel:
             counts = np.bincount(place, np.concatenate([counts, times])).astype(np.int64)
             if max_bytes <= 0:
                 break
+        if not len(grams):
+            raise ValueError("there is nothing to fit on: the training part holds no text, or max_bytes is 0")
         return cls(grams, counts)
 
     def probabilities(self, grams: NDArray[np.uint32], order: int) -> NDArray[np.float64]:
@@ -140,6 +149,8 @@ class NGramModel:
         order : int
             1 to 4.
         """
+        if not 1 <= order <= _LONGEST:
+            raise ValueError(f"order must be in [1, {_LONGEST}], and is {order}")
         probability = np.full(grams.shape, 1 / 256)
         for length in range(1, order + 1):
             occurrences, predecessors = self._levels[length - 1]
