@@ -18,6 +18,7 @@ from tmm_core._registry import GROUP
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
 def test_the_core_imports_no_array_library() -> None:
@@ -56,9 +57,8 @@ def test_public_modules_say_what_is_public(name: str) -> None:
 def test_the_readme_names_what_exists() -> None:
     for public in set(re.findall(r"tmm_core\.(\w+)", README)) - {GROUP.removeprefix("tmm_core.")}:
         assert public in tmm_core.__all__ or importlib.util.find_spec(f"tmm_core.{public}"), f"tmm_core.{public}?"
-    extras = PROJECT["project"]["optional-dependencies"]
     for extra in {e for group in re.findall(r"\.\[([\w,]+)\]", README) for e in group.split(",")}:
-        assert extra in extras, f"the README installs the extra {extra!r}, which does not exist"
+        assert extra in EXTRAS, f"the README installs the extra {extra!r}, which does not exist"
 
 
 def test_constraints_pin_every_direct_requirement() -> None:
@@ -68,7 +68,7 @@ def test_constraints_pin_every_direct_requirement() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"]
     assert all("==" in line and "+" not in line for line in lines)
     pinned = {canonical(line) for line in lines}
-    for extra, requirements in PROJECT["project"]["optional-dependencies"].items():
+    for extra, requirements in {"": PROJECT["project"]["dependencies"], **EXTRAS}.items():
         if extra.startswith("cupy"):  # needs a GPU, which continuous integration has not
             continue
         for requirement in requirements:

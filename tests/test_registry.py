@@ -137,7 +137,7 @@ def test_a_missing_library_is_not_listed_and_names_what_to_install(register: Cal
 
 def test_what_is_no_backend_is_refused(register: Callable[..., None]) -> None:
     register("json", lambda: Doubling("json"))
-    with pytest.raises(LookupError, match=r"'json' cannot be used: stranger:json is no tmm_core\._registry\.Backend"):
+    with pytest.raises(LookupError, match=r"'json' cannot be used: stranger:json is no tmm_core\._protocols\.Backend"):
         product(backend="json")
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = ["one_operation"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _waiting: list[Callable[..., Any]] = []
 
 
-def one_operation(function: F) -> F:
+def one_operation(function: Callable[P, R]) -> Callable[P, R]:
     """Make `function` one operation in graphs of `torch.compile`, which then need not follow its checks and choices.
 
     The compiler's later stages trace through it, with the bridge's differentiation and its recorded operations.
@@ -22,11 +23,11 @@ def one_operation(function: F) -> F:
     _waiting.append(function)
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
         _admit()
         return function(*args, **kwargs)
 
-    return called  # type: ignore[return-value]
+    return called
 
 
 def _admit() -> bool:

@@ -34,7 +34,7 @@ def fast_length(n: int) -> int:
     """Return the smallest length >= n that has only the factors 2, 3, 5 and 7, few of them odd.
 
     >>> fast_length(1025)
-    1029
+    1050
     """
     lengths = _fast_lengths()
     return lengths[bisect.bisect_left(lengths, n)]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ._exchange import Array, dtype_name
 from .config import TMMConfig
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["check_params", "flops_per_token", "frozen_names", "init_params", "parameter_shapes"]
 
@@ -59,7 +62,7 @@ def frozen_names(config: TMMConfig) -> frozenset[str]:
     return frozenset(name for name in parameter_shapes(config) if name.endswith(endings or "\0"))
 
 
-def check_params(params: Mapping[str, Any], config: TMMConfig) -> None:
+def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
     """Refuse parameters that are not those of `config`.
 
     Raises
@@ -89,7 +92,7 @@ def check_params(params: Mapping[str, Any], config: TMMConfig) -> None:
         raise ValueError(f"params do not fit the configuration: {'; '.join(faults[:5])}{more}; {_TOGETHER}")
 
 
-def init_params(config: TMMConfig, rng: Any) -> dict[str, Array]:
+def init_params(config: TMMConfig, rng: np.random.Generator) -> dict[str, Array]:
     """Draw initial parameters, the same for every framework.
 
     Linear maps are drawn as `config.linear_init` says, the embedding is N(0, embed_std^2), norms are the identity and
@@ -130,7 +133,7 @@ def init_params(config: TMMConfig, rng: Any) -> dict[str, Array]:
             f"rng must be a numpy.random.Generator, got {type(rng).__name__}: make one by numpy.random.default_rng(0)"
         )
 
-    def draw(name: str, shape: tuple[int, ...]) -> Any:
+    def draw(name: str, shape: tuple[int, ...]) -> Array:
         *_, layer, part = name.split(".")
         if part.startswith("lags"):
             return _initial_lags(config, rng, shape)
@@ -151,7 +154,7 @@ def init_params(config: TMMConfig, rng: Any) -> dict[str, Array]:
     return {name: draw(name, shape).astype(np.float32) for name, shape in parameter_shapes(config).items()}
 
 
-def _initial_lags(config: TMMConfig, rng: Any, shape: tuple[int, ...]) -> Any:
+def _initial_lags(config: TMMConfig, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Return initial lags, as raw values whose softplus is meant where the configuration takes it."""
     import numpy as np
 

@@ -23,12 +23,8 @@ from ._exchange import Array
 from ._protocols import Backend, Bridge, Engine, Operation, Request
 
 __all__ = [
-    "Backend",
-    "Bridge",
-    "Engine",
-    "Operation",
-    "Request",
     "available_backends",
+    "choose_engine",
     "compute",
     "get_backend",
     "registered_backends",
@@ -123,7 +119,7 @@ def get_backend(name: str) -> Backend:
             f"backend {name!r} cannot be loaded ({type(error).__name__}: {error}); to install it: {_remedy(entry)}"
         ) from error
     if not isinstance(backend, Backend):
-        raise LookupError(f"backend {name!r} cannot be used: {entry.value} is no tmm_core._registry.Backend")
+        raise LookupError(f"backend {name!r} cannot be used: {entry.value} is no tmm_core._protocols.Backend")
     return backend
 
 
