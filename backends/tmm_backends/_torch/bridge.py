@@ -1,30 +1,21 @@
-"""The bridge: differentiation, batching and compilation of the products, whichever engine computes them.
+"""The bridge: differentiation and batching of the products, whichever engine computes them.
 
 Product, adjoint and correlation are closed under differentiation. For y = T(w) x and a cotangent g, the cotangent of x
 is T(w)^H g and that of w is correlate(x, g); for the adjoint the two factors change places; for c = correlate(x, g) and
 a cotangent v, the cotangent of g is T(v) x and that of x is T(v)^H g. All are bilinear up to conjugation, so tangents
 are the operation itself, once for each factor.
-
-Compiled code is differentiated once: to differentiate twice, put both differentiations into the compiled function, by
-`torch.func`, or compile none of it. A second one around compiled code raises where it passes through the compiled
-backward. PyTorch (2.13) takes `torch.autograd.grad(..., create_graph=True)` there without an error and drops terms
-where it saved no input of the compiled function itself, but values computed inside: of `T(2 w) x`, and of `(2 * w) @ x`
-as well. No operation can notice, for PyTorch runs the compiled backward as if nothing were differentiated.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_legacy_batchedtensor
-from torch.autograd import forward_ad
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from tmm_core import _arrays, _masks, _registry
 from tmm_core._protocols import Engine
+
+from . import recorded
 
 __all__ = ["TorchBridge"]
 
@@ -73,10 +64,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def forward(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: Engine, adjoint: bool, exact: bool) -> Tensor:
         """Compute with `engine`."""
-        if _is_plain(w, x, segment_ids):
-            return _run_product(w, x, segment_ids, engine, adjoint, exact)
-        y: Tensor = matmul_op(w, x, segment_ids, _remembered(engine), adjoint, exact)
-        return y
+        return recorded.product(w, x, segment_ids, engine, adjoint, exact)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -152,10 +140,7 @@ class Correlation(torch.autograd.Function):
         exact: bool,
     ) -> Tensor:
         """Compute with `engine`."""
-        if _is_plain(x, g, segment_ids):
-            return _run_correlation(x, g, segment_ids, engine, lags, heads, kernel, exact)
-        c: Tensor = correlate_op(x, g, segment_ids, _remembered(engine), lags, heads, kernel, exact)
-        return c
+        return recorded.correlation(x, g, segment_ids, engine, lags, heads, kernel, exact)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -225,90 +210,3 @@ def _beside(a: Tensor) -> Tensor:
 
 def _sum(parts: list[Tensor]) -> Tensor | None:
     return None if not parts else parts[0] if len(parts) == 1 else parts[0] + parts[1]
-
-
-# Concrete tensors go straight to the engine. Others (compiled, exported, counted, checkpointed selectively) pass
-# through registered operations, which every tracer records as one node.
-
-
-def _is_plain(*tensors: Tensor | None) -> bool:
-    return not is_in_torch_dispatch_mode(include_infra_modes=True) and all(
-        t is None or (type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta and not is_legacy_batchedtensor(t))
-        for t in tensors
-    )
-
-
-def _run(engine: Engine, operation: Any, *arrays: Tensor, segment_ids: Tensor | None, **options: Any) -> Tensor:
-    """Let the engine compute, at full precision whatever autocast says."""
-    with torch.autocast(arrays[0].device.type, enabled=False):
-        detached = (array.detach() for array in arrays)
-        result: Tensor = _registry.run(engine, operation, *detached, segment_ids=segment_ids, **options)
-    if segment_ids is not None:
-        # Decreasing numbers come here from code that may not look at them; elsewhere they were refused.
-        wrong = _masks.unsorted(segment_ids)
-        if not _arrays.values_known(wrong) or bool(wrong.any()):
-            result = result.masked_fill(wrong[..., None, None] if operation == "matmul" else wrong.any(), math.nan)
-    return result
-
-
-def _run_product(
-    w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: Engine, adjoint: bool, exact: bool
-) -> Tensor:
-    return _run(engine, "matmul", w, x, segment_ids=segment_ids, adjoint=adjoint, exact=exact)
-
-
-def _run_correlation(
-    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: Engine, lags: int, heads: int, kernel: int, exact: bool
-) -> Tensor:
-    shape = {"lags": lags, "heads": heads, "kernel": kernel}
-    return _run(engine, "correlate", x, g, segment_ids=segment_ids, exact=exact, **shape)
-
-
-_engines: dict[str, Engine] = {}
-
-
-def _remembered(engine: Engine) -> str:
-    """Return the name under which a recorded operation finds its engine again."""
-    _engines[engine.name] = engine
-    return engine.name
-
-
-def _engine(name: str) -> Engine:
-    """Return the engine of a recorded operation, which has no tangents and says so in place of dropping them."""
-    if forward_ad._current_level >= 0:
-        raise NotImplementedError(
-            "compiled code has no forward mode: expected no active torch.autograd.forward_ad.dual_level around it; "
-            "call torch.func.jvp inside the compiled function, or the uncompiled one"
-        )
-    return _engines.get(name) or _registry.get_backend(name).engine
-
-
-@torch.library.custom_op("tmm_core::matmul", mutates_args=())
-def matmul_op(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: str, adjoint: bool, exact: bool) -> Tensor:
-    """Compute a product that was recorded; the engine stays the one of the recording."""
-    return _run_product(w, x, segment_ids, _engine(engine), adjoint, exact)
-
-
-@matmul_op.register_fake
-def _(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: str, adjoint: bool, exact: bool) -> Tensor:
-    return x.new_empty(x.shape, dtype=_dtype(w, x))
-
-
-@torch.library.custom_op("tmm_core::correlate", mutates_args=())
-def correlate_op(
-    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: str, lags: int, heads: int, kernel: int, exact: bool
-) -> Tensor:
-    """Compute a correlation that was recorded."""
-    return _run_correlation(x, g, segment_ids, _engine(engine), lags, heads, kernel, exact)
-
-
-@correlate_op.register_fake
-def _(
-    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: str, lags: int, heads: int, kernel: int, exact: bool
-) -> Tensor:
-    return x.new_empty((heads, kernel, lags), dtype=_dtype(x, g))
-
-
-def _dtype(*tensors: Tensor) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, _arrays.result_dtype_name(*tensors))
-    return dtype

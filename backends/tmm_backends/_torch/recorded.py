@@ -1,0 +1,116 @@
+"""Products as operations that whatever traces records as one node: the compiler, export, counters, checkpoints.
+
+Concrete tensors go straight to the engine.
+
+Compiled code is differentiated once: to differentiate twice, put both differentiations into the compiled function, by
+`torch.func`, or compile none of it. A second one around compiled code raises where it passes through the compiled
+backward. PyTorch (2.13) takes `torch.autograd.grad(..., create_graph=True)` there without an error and drops terms
+where it saved no input of the compiled function itself, but values computed inside: of `T(2 w) x`, and of `(2 * w) @ x`
+as well. No operation can notice, for PyTorch runs the compiled backward as if nothing were differentiated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from tmm_core import _arrays, _masks, _registry
+from tmm_core._protocols import Engine
+
+__all__ = ["correlation", "product"]
+
+
+def product(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: Engine, adjoint: bool, exact: bool) -> Tensor:
+    """Return the product that `engine` computes, not differentiable."""
+    if _is_plain(w, x, segment_ids):
+        return _run(engine, "matmul", w, x, segment_ids=segment_ids, adjoint=adjoint, exact=exact)
+    y: Tensor = matmul_op(w, x, segment_ids, _remembered(engine), adjoint, exact)
+    return y
+
+
+def correlation(
+    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: Engine, lags: int, heads: int, kernel: int, exact: bool
+) -> Tensor:
+    """Return the correlation that `engine` computes, not differentiable."""
+    if _is_plain(x, g, segment_ids):
+        shape = {"lags": lags, "heads": heads, "kernel": kernel}
+        return _run(engine, "correlate", x, g, segment_ids=segment_ids, exact=exact, **shape)
+    c: Tensor = correlate_op(x, g, segment_ids, _remembered(engine), lags, heads, kernel, exact)
+    return c
+
+
+def _is_plain(*tensors: Tensor | None) -> bool:
+    return not is_in_torch_dispatch_mode(include_infra_modes=True) and all(
+        t is None or (type(t) in (Tensor, torch.nn.Parameter) and not t.is_meta and not is_legacy_batchedtensor(t))
+        for t in tensors
+    )
+
+
+def _run(engine: Engine, operation: Any, *arrays: Tensor, segment_ids: Tensor | None, **options: Any) -> Tensor:
+    """Let the engine compute, at full precision whatever autocast says."""
+    with torch.autocast(arrays[0].device.type, enabled=False):
+        detached = (array.detach() for array in arrays)
+        result: Tensor = _registry.run(engine, operation, *detached, segment_ids=segment_ids, **options)
+    if segment_ids is not None:
+        # Decreasing numbers come here from code that may not look at them; elsewhere they were refused.
+        wrong = _masks.unsorted(segment_ids)
+        if not _arrays.values_known(wrong) or bool(wrong.any()):
+            result = result.masked_fill(wrong[..., None, None] if operation == "matmul" else wrong.any(), math.nan)
+    return result
+
+
+_engines: dict[str, Engine] = {}
+
+
+def _remembered(engine: Engine) -> str:
+    """Return the name under which a recorded operation finds its engine again."""
+    _engines[engine.name] = engine
+    return engine.name
+
+
+def _engine(name: str) -> Engine:
+    """Return the engine of a recorded operation, which has no tangents and says so in place of dropping them."""
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            "compiled code has no forward mode: expected no active torch.autograd.forward_ad.dual_level around it; "
+            "call torch.func.jvp inside the compiled function, or the uncompiled one"
+        )
+    return _engines.get(name) or _registry.get_backend(name).engine
+
+
+@torch.library.custom_op("tmm_core::matmul", mutates_args=())
+def matmul_op(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: str, adjoint: bool, exact: bool) -> Tensor:
+    """Compute a product that was recorded; the engine stays the one of the recording."""
+    return _run(_engine(engine), "matmul", w, x, segment_ids=segment_ids, adjoint=adjoint, exact=exact)
+
+
+@matmul_op.register_fake
+def _(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: str, adjoint: bool, exact: bool) -> Tensor:
+    return x.new_empty(x.shape, dtype=_dtype(w, x))
+
+
+@torch.library.custom_op("tmm_core::correlate", mutates_args=())
+def correlate_op(
+    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: str, lags: int, heads: int, kernel: int, exact: bool
+) -> Tensor:
+    """Compute a correlation that was recorded."""
+    shape = {"lags": lags, "heads": heads, "kernel": kernel}
+    return _run(_engine(engine), "correlate", x, g, segment_ids=segment_ids, exact=exact, **shape)
+
+
+@correlate_op.register_fake
+def _(
+    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: str, lags: int, heads: int, kernel: int, exact: bool
+) -> Tensor:
+    return x.new_empty((heads, kernel, lags), dtype=_dtype(x, g))
+
+
+def _dtype(*tensors: Tensor) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, _arrays.result_dtype_name(*tensors))
+    return dtype
