@@ -141,6 +141,16 @@ def test_loss_is_the_mean_over_labels_that_count():
     assert lm.loss(params, ids, HEADS, labels=labels) == pytest.approx(nats[1, :4].mean(), rel=1e-12)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "uint64"])
+@pytest.mark.parametrize("xp", ["numpy", "array_api_strict", "torch", "jax", "dask"], indirect=True)
+def test_integers_of_any_width_are_tokens(xp: Library, dtype: str):
+    config = TMMConfig(vocab_size=257, max_len=4, d_model=2, n_layers=0, n_heads=0)
+    params, ids = random_params(config), np.asarray([[1, 255, 3, 4]])
+    given = {key: xp.asarray(p, "float64") for key, p in params.items()}
+    loss = lm.loss(given, xp.asarray(ids, dtype), config)
+    assert float(xp.to_numpy(loss)) == pytest.approx(lm.loss(params, ids, config), rel=1e-12)
+
+
 def test_huge_logits_do_not_overflow():
     params = random_params(HEADS)
     params["unembed.weight"] = params["unembed.weight"] * 1e6
@@ -185,6 +195,10 @@ def test_other_parameters_and_tokens_are_refused():
     params, ids = random_params(HEADS), random_ids(HEADS)
     with pytest.raises(TypeError, match="expected integers for each token, got float64"):
         lm.forward(params, ids.astype(float), HEADS)
+    with pytest.raises(TypeError, match="expected arrays of one library"):
+        lm.forward({**params, "unembed.weight": jnp.asarray(params["unembed.weight"])}, ids, HEADS)
+    with pytest.raises(ValueError, match=r"expected a sequence of tokens"):
+        lm.forward(params, np.asarray(1), HEADS)
     with pytest.raises(ValueError, match=r"unembed\.weight is unknown"):
         lm.forward(params, ids, VARIANTS["tied"])
 

@@ -76,8 +76,8 @@ def forward(params: Params, input_ids: Array, config: TMMConfig, *, backend: str
     (1, 3, 5)
     """
     check_params(params, config)
-    xp = namespace_of(params["embed.weight"], input_ids)
-    x = _embed(xp, params["embed.weight"], input_ids)  # (..., n, d)
+    xp = namespace_of(*params.values(), input_ids)
+    x = _embed(xp, params["embed.weight"], _as_ids(xp, input_ids, "token"))  # (..., n, d)
     mlp_first = config.order == "mlp_first"
     for i in range(config.n_layers):
         block = _part(params, f"blocks.{i}")
@@ -109,14 +109,30 @@ def loss(
     -------
     array, ()
         NaN if no label counts.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `forward`, for labels as for tokens; and if their shapes differ, or there is no position to foretell.
+
+    Notes
+    -----
+    As `forward`; logits of half precision are summed in float32.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> config = TMMConfig(vocab_size=4, max_len=8, d_model=2, n_layers=0, n_heads=0, embed_std=0)
+    >>> float(loss(init_params(config, np.random.default_rng(0)), np.asarray([1, 3, 2]), config))  # knows nothing
+    1.3862943649291992
     """
-    labels = input_ids if labels is None else labels
+    xp = namespace_of(input_ids, labels)
+    labels = _as_ids(xp, input_ids if labels is None else labels, "label")
     if tuple(labels.shape) != tuple(input_ids.shape) or input_ids.shape[-1] < 2:
         raise ValueError(
             f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
             f"and {tuple(input_ids.shape)}"
         )
-    xp = namespace_of(params["embed.weight"], labels)
     logits = float32_at_least(xp, forward(params, input_ids, config, backend=backend)[..., :-1, :])
     targets = labels[..., 1:]
     counts = targets != IGNORED
@@ -189,10 +205,17 @@ def _part(params: Params, prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix + "."): p for name, p in params.items() if name.startswith(prefix + ".")}
 
 
-def _in_vocabulary(xp: ModuleType, ids: Array, size: int, what: str) -> Array:
-    """Return which ids are of the vocabulary; where values are known, refuse those that are not."""
+def _as_ids(xp: ModuleType, ids: Array, what: str) -> Array:
+    """Return integers of any width as the library's own, which hold every vocabulary."""
     if not xp.isdtype(ids.dtype, "integral"):
         raise TypeError(f"expected integers for each {what}, got {ids.dtype}: tokens are whole numbers")
+    if ids.ndim == 0:
+        raise ValueError(f"expected a sequence of {what}s, (..., n), got the shape ()")
+    return xp.astype(ids, xp.__array_namespace_info__().default_dtypes()["integral"], copy=False)
+
+
+def _in_vocabulary(xp: ModuleType, ids: Array, size: int, what: str) -> Array:
+    """Return which ids are of the vocabulary; where values are known, refuse those that are not."""
     known = (ids >= 0) & (ids < size)
     if values_known(ids) and not bool(xp.all(known)):
         least, most = int(xp.min(ids)), int(xp.max(ids))
