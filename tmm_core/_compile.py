@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -13,6 +14,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _waiting: list[Callable[..., Any]] = []
+_lock = threading.Lock()
 
 
 def one_operation(function: Callable[P, R]) -> Callable[P, R]:
@@ -33,9 +35,10 @@ def one_operation(function: Callable[P, R]) -> Callable[P, R]:
 def _admit() -> bool:
     """Tell the compiler, once it has been imported, which functions it may take as they are."""
     dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        while _waiting:
-            dynamo.allow_in_graph(_waiting.pop())
+    if dynamo is not None and _waiting:
+        with _lock:  # two threads may come here first
+            while _waiting:
+                dynamo.allow_in_graph(_waiting.pop())
     return True
 
 

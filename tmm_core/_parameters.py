@@ -177,7 +177,8 @@ def flops_per_token(config: TMMConfig) -> int:
     """Return the floating-point operations that training takes a token: three times those of the forward pass.
 
     Counted are the linear maps, 2 per weight, and the Toeplitz products at the length `max_len`: two complex
-    transforms, of 5 n log2(n) each, and 8 per kernel row for their product, for each channel.
+    transforms, of 5 n log2(n) each, 8 per kernel row for the product of spectra and 8 for the turns there and back, for
+    each channel.
     """
     shapes = parameter_shapes(config)
     linear = sum(math.prod(s) for name, s in shapes.items() if len(s) == 2 and not _is_table(name))

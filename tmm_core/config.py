@@ -17,6 +17,13 @@ class TMMConfig:
 
     The defaults of the fields are the paper's block (arXiv 2605.06683): per block `x += MLP(norm(x))`, then
     `x += mix(norm(x))`, with LayerNorm and SiLU. `preset` gives whole models.
+
+    Raises
+    ------
+    TypeError
+        If a field is no plain value of its type.
+    ValueError
+        If the fields cannot be a model; the message names the field.
     """
 
     vocab_size: int = 257
@@ -110,6 +117,15 @@ class TMMConfig:
     def preset(cls, name: str, **changes: Any) -> TMMConfig:
         """Return the model called `name` in `PRESETS`, with `changes` to single fields.
 
+        Raises
+        ------
+        LookupError
+            If there is no such preset.
+        TypeError, ValueError
+            If a changed field does not exist or cannot be; see `TMMConfig`.
+
+        Examples
+        --------
         >>> TMMConfig.preset("paper", n_layers=2).d_model
         1024
         """
@@ -119,7 +135,13 @@ class TMMConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TMMConfig:
-        """Return the configuration that `to_dict` wrote; unknown fields are refused, not dropped."""
+        """Return the configuration that `to_dict` wrote; missing fields have their defaults.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a field is unknown, which is never dropped, or cannot be; see `TMMConfig`.
+        """
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(map(str, set(fields) - known))
         if unknown:

@@ -20,15 +20,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-__all__ = [
-    "END_BYTE",
-    "HELD_OUT_BYTES",
-    "Document",
-    "Part",
-    "Text",
-    "open_text",
-    "write_text",
-]
+__all__ = ["END_BYTE", "Document", "Part", "Text", "description_path", "open_text", "write_text", "written_aside"]
 
 Document = str | Iterable[str]
 """One document: its text, or the pieces of its text in their order."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .text import END_BYTE, Part
 
-__all__ = ["FITTED_BYTES", "ORDERS", "NGramModel", "yardsticks"]
+__all__ = ["ORDERS", "NGramModel", "yardsticks"]
 
 ORDERS = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}
 """The n-gram models by name, and how many bytes each looks at, the predicted one included."""
