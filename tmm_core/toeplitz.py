@@ -103,7 +103,8 @@ def causal_toeplitz_matmul(
     TypeError
         If the arrays are no floating arrays of one library.
     ValueError
-        If shapes do not fit, the arrays are on different devices, or `segment_ids` decrease (NaN in traced code).
+        If shapes do not fit, the arrays are on different devices, or `segment_ids` decrease (NaN in traced code, and on
+        accelerators, which are not made to wait).
     LookupError
         If the backend is unknown or not installed.
 
