@@ -351,7 +351,8 @@ def test_greedy_generation_takes_the_likeliest_token_each_time():
         assert tokens[0, t] == model(tokens[:, :t])["logits"][0, -1].argmax()
     assert seen == tokens[0, 3:].tolist()
     assert torch.equal(model.generate(prompt[0], 6, temperature=0), tokens[0])
-    assert torch.equal(model.generate(prompt, 6, top_p=1e-9), tokens)
+    for top_p in (1e-9, 1e-300):
+        assert torch.equal(model.generate(prompt, 6, top_p=top_p), tokens)
 
 
 def test_sampling_follows_its_generator_and_keeps_within_top_p():

@@ -266,8 +266,9 @@ class LanguageModel(nn.Module):
         TypeError, ValueError
             If an option is out of its range, `forward` refuses the prompt, or the model's logits are not finite.
         """
+        input_ids = _as_ids("input_ids", input_ids)
         _check_sampling(input_ids, max_new_tokens, temperature, top_p)
-        tokens = _as_ids("input_ids", input_ids).reshape(1, -1)  # (1, n)
+        tokens = input_ids.reshape(1, -1)  # (1, n)
         for _ in range(max_new_tokens):
             limit = self.tmm_config.max_len
             if self.tmm_config.position_bias and self.tmm_config.n_layers and tokens.shape[1] > limit:
@@ -324,7 +325,6 @@ def _check_vocabulary(what: str, ids: Tensor, vocab_size: int) -> None:
 
 
 def _check_sampling(input_ids: Tensor, max_new_tokens: int, temperature: float, top_p: float) -> None:
-    _as_ids("input_ids", input_ids)
     if input_ids.numel() == 0 or input_ids.ndim not in (1, 2) or (input_ids.ndim == 2 and input_ids.shape[0] != 1):
         raise ValueError(
             f"input_ids must be one sequence with a token or more, (n,) or (1, n), got {tuple(input_ids.shape)}: "
@@ -347,5 +347,5 @@ def _draw(logits: Tensor, temperature: float, top_p: float, generator: torch.Gen
     logits = logits.float() - top  # however small the temperature, the likeliest stays finite
     p = torch.softmax(logits / max(temperature, torch.finfo(torch.float32).tiny), dim=-1)
     p, ids = p.sort(descending=True)  # (V,)
-    p = torch.where(p.cumsum(0) - p < top_p, p, 0)  # the first is always in
+    p[1:] = torch.where(p.cumsum(0) - p < top_p, p, 0)[1:]  # the first is always in
     return ids[torch.multinomial(p, 1, generator=generator)]  # (1,)
