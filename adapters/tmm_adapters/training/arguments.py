@@ -12,11 +12,11 @@ from transformers.integrations.integration_utils import get_available_reporting_
 
 from tmm_core import TMMConfig
 
-from .options import TrainingOptions
+from .options import MANY_STEPS, TrainingOptions
 
 __all__ = ["UNKNOWN_STEPS", "in_first_process", "part", "settled", "training_arguments"]
 
-UNKNOWN_STEPS = 1 << 31
+UNKNOWN_STEPS = MANY_STEPS
 """The Trainer's number of steps while minutes have not become steps yet."""
 
 T = TypeVar("T")

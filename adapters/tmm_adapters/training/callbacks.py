@@ -66,12 +66,12 @@ class Flow(TrainerCallback):
         self._saved_at = time.monotonic()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """End a run whose loss is no number: nothing can come of it."""
-        loss = kwargs["logs"].get("loss", 0.0)
-        if not math.isfinite(loss):
+        """End a run whose loss, in training or held out, is no number: nothing can come of it."""
+        wrong = [kwargs["logs"][key] for key in ("loss", BITS) if not math.isfinite(kwargs["logs"].get(key, 0.0))]
+        if wrong:
             raise ValueError(
-                f"training has diverged: the loss is {loss} at step {state.global_step}; start again with a smaller "
-                f"--learning-rate (it was {self._options.learning_rate}) or a longer --warmup"
+                f"training has diverged: the loss is {wrong[0]} at step {state.global_step}; start again with a "
+                f"smaller --learning-rate (it was {self._options.learning_rate}) or a longer --warmup"
             )
 
     def _due(self, step: int) -> bool:

@@ -49,13 +49,14 @@ def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], *, 
     with folder_written_aside(path) as aside:
         write(aside)
         write_json(aside / COMPLETE, {file.name: _fingerprint(file) for file in sorted(aside.iterdir())})
-    keep_newest(folder, keep)
+    keep_newest(folder, keep, step)
     return path
 
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in `folder`, oldest first."""
-    return sorted(path for path in folder.glob(_PREFIX + "*") if path.is_dir()) if folder.is_dir() else []
+    found = folder.glob(_PREFIX + "*") if folder.is_dir() else ()
+    return sorted((path for path in found if path.is_dir() and path.name[len(_PREFIX) :].isdecimal()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -94,10 +95,16 @@ def damage(checkpoint: Path) -> str | None:
     return None
 
 
-def keep_newest(folder: Path, keep: int) -> None:
-    """Remove all but the `keep` newest checkpoints, and what an earlier process left half written."""
-    for path in checkpoints(folder)[:-keep]:
-        shutil.rmtree(path)
+def keep_newest(folder: Path, keep: int, step: int) -> None:
+    """Keep `keep` checkpoints up to that of `step`; remove what an earlier process left half written.
+
+    Later ones go: they were damaged, which is why the run went on from an earlier one, and would pass for the newest.
+    """
+    found = checkpoints(folder)
+    kept = [path for path in found if step_of(path) <= step][-keep:]
+    for path in found:
+        if path not in kept:
+            shutil.rmtree(path)
     for path in folder.glob(f".{_PREFIX}*.part"):
         shutil.rmtree(path, ignore_errors=True)
 

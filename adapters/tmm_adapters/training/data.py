@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +46,25 @@ def prepare_data(run: Run, source: Source) -> Data:
 
 
 def open_data(run: Run, source: Source) -> Data:
-    """Open what `prepare_data` wrote; tokens that are missing are written again, and are the same."""
-    return _tokenized(run, source, open_text(run.data / "text"), load_tokenizer(run.folder))
+    """Open what `prepare_data` wrote; tokens that are missing are written again, and are the same.
+
+    Raises
+    ------
+    ValueError
+        If the text or the tokenizer is missing or damaged.
+    """
+    path = run.data / "text"
+    try:
+        text = open_text(path)
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != text.sha256:
+                raise ValueError(f"text file {path} is damaged: its hash is not the one that was noted")
+        return _tokenized(run, source, text, load_tokenizer(run.folder))
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(
+            f"the text of the run cannot be used ({error}): bring {run.data} back from a copy, or begin a new run; "
+            f"what was trained so far still serves tmm generate {run.folder}"
+        ) from error
 
 
 def fitting(config: TMMConfig, tokenizer: Tokenizer, *, given: bool) -> TMMConfig:

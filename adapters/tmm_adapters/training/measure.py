@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tmm_core import TMMConfig
+
 from ..tokenizers import Tokenizer
 from ..tokens import TokenWindows
 from ..torch import ContextFullError, LanguageModel
 
-__all__ = ["StoppedError", "continuation", "held_out_nats"]
+__all__ = ["StoppedError", "continuation", "held_out_nats", "prompt_ids"]
 
 Windows = TokenWindows | Sequence[dict[str, NDArray[np.int64]]]
 
@@ -67,6 +69,23 @@ def held_out_nats(
     return nats
 
 
+def prompt_ids(prompt: str, tokenizer: Tokenizer, config: TMMConfig) -> list[int]:
+    """Return the tokens of a prompt after an end-of-text, as documents are in training.
+
+    Raises
+    ------
+    ValueError
+        If the prompt is longer than the model's position bias.
+    """
+    ids = [tokenizer.end_of_text, *tokenizer.encode(prompt)]
+    if config.position_bias and len(ids) > config.max_len:
+        raise ValueError(
+            f"the prompt is too long: {len(ids)} tokens with the end-of-text before it, and the model's position "
+            f"bias ends at max_len={config.max_len}; shorten it"
+        )
+    return ids
+
+
 def continuation(
     model: LanguageModel,
     tokenizer: Tokenizer,
@@ -100,14 +119,8 @@ def continuation(
     -----
     An untrained model writes bytes that are no text; they read U+FFFD.
     """
-    config = model.tmm_config
     device = next(model.parameters()).device
-    tokens = torch.tensor([tokenizer.end_of_text, *tokenizer.encode(prompt)], device=device)
-    if config.position_bias and len(tokens) > config.max_len:
-        raise ValueError(
-            f"the prompt is too long: {len(tokens)} tokens with the end-of-text before it, and the model's position "
-            f"bias ends at max_len={config.max_len}; shorten it"
-        )
+    tokens = torch.tensor(prompt_ids(prompt, tokenizer, model.tmm_config), device=device)
     generator = torch.Generator(device).manual_seed(seed)
     training = model.training
     model.eval()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-__all__ = ["TrainingOptions"]
+__all__ = ["MANY_STEPS", "TrainingOptions"]
+
+MANY_STEPS = 1 << 31
+"""More steps than any run has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +62,17 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a run."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            _require(not isinstance(value, float) or math.isfinite(value), field.name, "a finite number", value)
         for name in ("batch", "accumulate", "evaluations", "log_every", "checkpoint_steps"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         for name in ("warmup", "weight_decay", "clip", "seed", "checkpoint_seconds"):
             _require(getattr(self, name) >= 0, name, "0 or more", getattr(self, name))
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, "from 0 to below 1", getattr(self, name))
-        _require(self.steps is None or self.steps >= 1, "steps", "at least 1", self.steps)
+        _require(self.steps is None or 1 <= self.steps < MANY_STEPS, "steps", f"from 1 to {MANY_STEPS - 1}", self.steps)
+        _require(self.seed < 1 << 32, "seed", "below 2**32", self.seed)  # what NumPy's older generator takes
         _require(self.minutes > 0, "minutes", "more than 0", self.minutes)
         _require(
             self.learning_rate is None or self.learning_rate > 0, "learning_rate", "more than 0", self.learning_rate

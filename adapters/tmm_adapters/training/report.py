@@ -45,7 +45,7 @@ def finish(run: Run, trainer: LanguageModelTrainer, display: Display, narration:
     """Leave the model, a longer sample and the picture in the run's folder, and say what it came to."""
     yardsticks, config = run.description["yardsticks"], trainer.model.tmm_config
     total = trainer.state.global_step
-    curve = [(record["tokens"], record[BITS]) for record in run.records() if BITS in record]
+    curve = [(record["tokens"], record[BITS]) for record in run.records() if {"tokens", BITS} <= set(record)]
     bits = curve[-1][1]
     narration.sample("what it writes now:", FINAL_SAMPLE_TOKENS)
     plot_training(

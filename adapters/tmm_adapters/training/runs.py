@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,16 @@ __all__ = ["Run", "model_folder", "newest_run", "run_of"]
 RUNS = Path("runs")
 DESCRIPTION = "run.json"
 FORMAT, VERSION = "tmm-run", 1
-_DESCRIBED = ("preset", "config", "source", "options", "steps", "yardsticks", "started", "finished")
+_DESCRIBED: dict[str, Callable[[Any], bool]] = {
+    "preset": lambda value: isinstance(value, str),
+    "config": lambda value: isinstance(value, dict),
+    "source": lambda value: isinstance(value, dict),
+    "options": lambda value: isinstance(value, dict),
+    "steps": lambda value: value is None or (isinstance(value, int) and value >= 1),
+    "yardsticks": lambda value: isinstance(value, dict) and all(isinstance(x, float) for x in value.values()),
+    "started": lambda value: isinstance(value, float),
+    "finished": lambda value: isinstance(value, bool),
+}
 
 
 class Run:
@@ -57,7 +67,10 @@ class Run:
         """
         if out is not None:
             require_empty(out)
-            out.mkdir(parents=True, exist_ok=True)
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise OSError(f"cannot make the folder {out} ({error.strerror}): choose another --out") from error
             return cls(out, {})
         stem, attempt = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}", 1
         while True:
@@ -92,9 +105,10 @@ class Run:
             ) from error
         if not known:
             raise ValueError(f"{path} was written by another version: update tmm-core")
-        missing = [name for name in _DESCRIBED if name not in description]
-        if missing:
-            raise ValueError(f"{path} is damaged: {missing[0]!r} is missing; the run cannot be used")
+        wrong = [name for name, fits in _DESCRIBED.items() if name not in description or not fits(description[name])]
+        if wrong:
+            found = repr(description[wrong[0]]) if wrong[0] in description else "missing"
+            raise ValueError(f"{path} is damaged: {wrong[0]!r} is {found}; the run cannot be used: begin a new one")
         return cls(folder, description)
 
     def describe(self, **changes: Any) -> None:
@@ -112,21 +126,24 @@ class Run:
             file.write(json.dumps(values) + "\n")
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`; a last one that was cut short is left out."""
+        """Return the lines of `metrics.jsonl`; those that were cut short or damaged are left out."""
         if not self.metrics.is_file():
             return []
         found = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+        for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                found.append(json.loads(line))
+                record = json.loads(line)
             except ValueError:  # the process was killed while it wrote
-                break
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                found.append(record)
         return found
 
     def forget_after(self, step: int) -> None:
         """Drop records of steps after `step`: a resumed run makes them again."""
         kept = [record for record in self.records() if record["step"] <= step]
-        self.metrics.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        with written_aside(self.metrics) as file:
+            file.write("".join(json.dumps(record) + "\n" for record in kept).encode())
 
 
 def newest_run(root: Path = RUNS) -> Run:

@@ -24,10 +24,11 @@ from .data import Data, fitting, open_data, prepare_data
 from .display import Display, make_display
 from .interruption import Interruption
 from .machine import engine_name
+from .measure import prompt_ids
 from .options import TrainingOptions
 from .order import TrainingSamples
 from .report import finish, header, resume_command
-from .runs import Run
+from .runs import DESCRIPTION, Run
 from .source import Source
 from .trainer import LanguageModelTrainer
 
@@ -76,7 +77,7 @@ def resume(run: Run, **changes: Any) -> int:
     """
     if run.description["finished"]:
         raise ValueError(f"the run {run.folder} is finished, nothing is left to resume: its model is {run.model}")
-    options = TrainingOptions.from_dict({**run.description["options"], **changes})
+    options = dataclasses.replace(_described(run)[2], **changes)
     arguments = training_arguments(options)
     display = make_display(silent=arguments.process_index != 0)
     with _backend(options):
@@ -87,6 +88,20 @@ def resume(run: Run, **changes: Any) -> int:
             f"resuming from {checkpoint}" if checkpoint else "no intact checkpoint: beginning at the first step"
         )
         return _train(run, arguments, options, display, checkpoint=checkpoint)
+
+
+def _described(run: Run) -> tuple[TMMConfig, Source, TrainingOptions]:
+    """Return the model, the text and the options of `run`, checked."""
+    try:
+        return (
+            TMMConfig.from_dict(run.description["config"]),
+            Source.from_dict(run.description["source"]),
+            TrainingOptions.from_dict(run.description["options"]),
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{run.folder / DESCRIPTION} describes no run that can go on ({error}): restore it, or begin a new run"
+        ) from error
 
 
 def _backend(options: TrainingOptions) -> contextlib.AbstractContextManager[None]:
@@ -101,6 +116,7 @@ def _create(plan: Plan, display: Display) -> Run:
         data = prepare_data(run, plan.source)
         config = fitting(plan.config, data.tokenizer, given=plan.vocab_given)
         _windows(data, config, plan.options)
+        prompt_ids(plan.options.prompt, data.tokenizer, config)  # refuses one that is too long
         run.describe(
             preset=plan.preset,
             config=config.to_dict(),
@@ -127,10 +143,10 @@ def _train(
     run: Run, arguments: TrainingArguments, options: TrainingOptions, display: Display, *, checkpoint: Path | None
 ) -> int:
     """Train from `checkpoint` on, and finish the run unless interrupted."""
-    config = TMMConfig.from_dict(run.description["config"])
+    config, source, _ = _described(run)
     arguments.output_dir = str(run.folder)
     arguments.max_steps = run.description["steps"] or UNKNOWN_STEPS
-    data = open_data(run, Source.from_dict(run.description["source"]))
+    data = open_data(run, source)
     samples, held_out = _windows(data, config, options)
     with Interruption(silent=arguments.process_index != 0) as interruption:
         trainer = LanguageModelTrainer(

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from ..folder import WEIGHTS, read_tensors, write_model
+from ..folder import WEIGHTS, read_config, read_tensors, write_model
 from ..text import Part
 from ..tokenizers import Tokenizer
 from ..tokens import TokenWindows, bits_per_byte
@@ -135,7 +135,8 @@ class LanguageModelTrainer(Trainer):
         Nothing is logged where the user asked to stop meanwhile.
         """
         alone = self.args.world_size == 1
-        with self.clock.pause():
+        # The Trainer's steps wrap the model in mixed precision; a run that has none left to do must measure the same.
+        with self.clock.pause(), self.accelerator.autocast():
             try:
                 nats = held_out_nats(
                     self.model,
@@ -181,7 +182,15 @@ class LanguageModelTrainer(Trainer):
                 write_checkpoint(self.run.checkpoints, self.state.global_step, self.write_state)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Read the weights; every parameter must be there."""
+        """Read the weights; they must be those of the model that the run describes."""
+        config = read_config(resume_from_checkpoint)
+        if config != self.model.tmm_config:
+            ours, theirs = self.model.tmm_config.to_dict(), config.to_dict()
+            name = next(name for name in ours if ours[name] != theirs[name])
+            raise ValueError(
+                f"run.json describes another model than {resume_from_checkpoint} holds: its {name} is {ours[name]!r}, "
+                f"there it is {theirs[name]!r}; restore run.json, or begin a new run"
+            )
         self.first_step = step_of(Path(resume_from_checkpoint))
         self.model.load_state_dict(read_tensors(Path(resume_from_checkpoint) / WEIGHTS, "pt"))
 
