@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,18 @@ def test_yardsticks_are_named_and_do_not_overprint(tmp_path: Path, drawn: list[F
     assert heights == list(YARDSTICKS.values())
     assert list(left.lines[-1].get_xdata()) == [0.001, 2.0]
     assert left.get_xlabel() == "training tokens (millions)"
+
+
+@pytest.mark.parametrize("end", [[2.5, 2.4], [2.5, 2.6], [2.15, 2.14], [9.0, 9.5]])
+def test_the_last_value_is_named_beside_the_curve(end: list[float], tmp_path: Path, drawn: list[Figure]) -> None:
+    bits = [4.5, 3.5, 3.0, 2.8, 2.7, 2.6, *end]
+    draw(tmp_path / "training.png", CONFIGS["heads"], [(10_000 * i, b) for i, b in enumerate(bits, 1)])
+    drawn[0].canvas.draw()
+    axes = drawn[0].axes[0]
+    label = next(t for t in axes.texts if t.get_text() == f"{bits[-1]:.3f}").get_window_extent()
+    points = axes.transData.transform(np.column_stack(axes.lines[-1].get_data()))
+    along = np.concatenate([np.linspace(a, b, 200) for a, b in itertools.pairwise(points)])
+    assert not any(label.contains(x, y) for x, y in along)
+    box = axes.get_window_extent()
+    assert box.y0 <= label.y0
+    assert label.y1 <= box.y1

@@ -69,7 +69,9 @@ def _draw_curve(
     values = bits + list(yardsticks.values())
     low, high = min(values), max(values)
     margin = 0.06 * max(high - low, 0.1)
-    axes.set_ylim(low - margin, high + margin)
+    falls = len(bits) < 2 or bits[-1] <= bits[-2]
+    room = 2 * gap * (high - low)  # for the last value, named where the curve does not come from
+    axes.set_ylim(low - max(margin, room if falls else 0), high + max(margin, 0 if falls else room))
     axes.set_xlim(0, max([*tokens, 1e-3]) * 1.02)
     for (name, value), place in zip(
         yardsticks.items(),
@@ -93,9 +95,10 @@ def _draw_curve(
         axes.annotate(
             f"{bits[-1]:.3f}",
             (tokens[-1], bits[-1]),
-            xytext=(0, 9),
+            xytext=(3, -7 if falls else 7),
             textcoords="offset points",
             ha="right",
+            va="top" if falls else "bottom",
             color=_INK,
             fontweight="bold",
             bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
