@@ -147,10 +147,11 @@ def load_model(folder: str | os.PathLike[str], *, device: str = "auto") -> tuple
         model = LanguageModel.from_params(tensors, config)
     except ValueError as error:
         raise ValueError(f"{Path(folder) / WEIGHTS} does not fit {CONFIG} beside it: {error}") from error
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda is not available on this machine: leave it out, or take cpu")
+        device = "cuda" if available["cuda"] else "cpu"
+    elif not available.get(device, True):
+        raise ValueError(f"--device {device} is not available on this machine: leave it out, or take cpu")
     return model.to(device).eval(), tokenizer
 
 
@@ -169,7 +170,7 @@ def read_tensors(path: str | os.PathLike[str], framework: Framework = "numpy") -
 
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}: the folder is not a model, or is incomplete")
+        raise FileNotFoundError(f"there is no file {path}: check the path, and whether its folder is whole")
     try:
         with safe_open(path, framework=framework) as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
@@ -203,8 +204,9 @@ def require_empty(folder: Path) -> None:
     """Refuse a folder that holds anything: it might be somebody's."""
     if folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: choose another folder, or remove it first")
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file: choose another name for the folder")
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise FileExistsError(f"{path} is a file: choose another name for the folder {folder}")
 
 
 @contextmanager

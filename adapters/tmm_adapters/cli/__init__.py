@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from . import backends, convert, eval, generate, train
 from .errors import report_error
 
 __all__ = ["main"]
 
-COMMANDS = (train, generate, eval, convert, backends)
+COMMANDS = ("train", "generate", "eval", "convert", "backends")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,8 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Torch's and Numba's thread pools fight over the cores unless idle threads sleep; read when the libraries load.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    arguments = build_parser().parse_args(argv)
+    _prepare_streams()
+    debug = False
     try:
+        arguments = build_parser().parse_args(argv)
+        debug = arguments.debug
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
@@ -35,13 +39,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        if arguments.debug:
+        if debug:
             raise
         return report_error(error)
 
 
+def _prepare_streams() -> None:
+    """Let nothing that is written fail for its encoding, or for a stream that the shell has closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (open until the end)
+        elif isinstance(stream, io.TextIOWrapper):  # a model may write what the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; each adds its own by `add_parser` and sets `run`."""
+    """Return the parser of all commands; each adds its own by `add_parser` and sets `run`.
+
+    They are imported here, so that Ctrl-C meanwhile is `main`'s business already.
+    """
     debug = "show the traceback of an error"
     parser = argparse.ArgumentParser(
         prog="tmm", description="Toeplitz MLP Mixer: train language models, sample from them, measure and convert them."
@@ -49,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help=debug)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        command.add_parser(commands)
+        import_module(f".{command}", __name__).add_parser(commands)
     for sub in commands.choices.values():
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=debug)
     return parser

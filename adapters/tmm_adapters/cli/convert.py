@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     require_empty(arguments.dir)
     tensors = read_tensors(arguments.source)
     from ..authors import read_authors
-    from ..tokenizers import check_fits, load_tokenizer
+    from ..tokenizers import ByteTokenizer, check_fits, load_tokenizer
 
     config, params = read_authors(_parameters(tensors), mean=arguments.mean)
     tokenizer = None
@@ -43,6 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_fits(tokenizer, config)
     save_model(arguments.dir, config, params, tokenizer=tokenizer)
     size = sum(array.size for array in params.values())
+    if tokenizer is None and config.vocab_size != ByteTokenizer.vocab_size:
+        print(
+            f"note: its {config.vocab_size} tokens are not the {ByteTokenizer.vocab_size} of bytes: tmm generate and "
+            f"tmm eval need its tokenizer.json in {arguments.dir} (--tokenizer)"
+        )
     print(f"{arguments.dir}: {size:,} parameters in {config.n_layers} layers of {config.d_model} channels")
     return 0
 

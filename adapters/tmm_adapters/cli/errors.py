@@ -8,6 +8,7 @@ __all__ = ["report_error"]
 
 # What our own code raises on purpose; their subclasses, such as KeyError, are raised by accident.
 _DELIBERATE = (ValueError, TypeError, LookupError, NotImplementedError)
+_WRONG_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _OURS = ("tmm_core", "tmm_adapters", "tmm_backends")
 
 
@@ -34,7 +35,10 @@ def _is_deliberate(error: Exception) -> bool:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     module = "" if frame is None else frame.tb_frame.f_globals.get("__name__", "")
-    return type(error) in _DELIBERATE and module.split(".")[0] in _OURS
+    ours = module.split(".")[0] in _OURS
+    if isinstance(error, _WRONG_PATHS):
+        return ours and error.errno is None  # the system's own errors have a number
+    return type(error) in _DELIBERATE and ours
 
 
 def _first_line(error: Exception) -> str:

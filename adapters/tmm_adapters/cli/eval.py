@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..training.runs import model_folder, run_of
 from .model_options import add_model_options
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table, the cheapest first."""
     if arguments.batch < 1:
         raise ValueError(f"--batch must be at least 1, and is {arguments.batch}")
+    from ..training.runs import model_folder
+
     folder = model_folder(arguments.dir)
     from ..documents import read_documents
     from ..folder import load_model
@@ -50,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
         tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
         windows = evaluation_windows(tokens, model.tmm_config.max_len)
         nats = held_out_nats(model, windows, batch=arguments.batch)
+        if not math.isfinite(nats):
+            raise ValueError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")
         costs = {"this model": bits_per_byte(nats, part), **_others(folder, part)}
         del windows, tokens  # the mapped file must be closed before Windows can remove it
     print(f"{part.n_bytes:,} bytes, {part.n_documents:,} documents, sha256 {text.sha256[:16]}; model {folder}")
@@ -60,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _others(folder: Path, part: Part) -> dict[str, float]:
     """Return the yardsticks: n-grams need the training text of a run, zlib does not."""
+    from ..training.runs import run_of
+
     run = run_of(folder)
     if run is None:
         compressor = zlib.compressobj(9)

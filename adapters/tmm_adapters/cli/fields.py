@@ -6,12 +6,13 @@ import argparse
 import ast
 import dataclasses
 import inspect
+import os
 import textwrap
 from collections.abc import Collection
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-__all__ = ["add_fields", "given_fields"]
+__all__ = ["add_fields", "as_text", "given_fields"]
 
 
 def add_fields(parser: argparse._ActionsContainer, cls: type, *, skip: Collection[str] = (), shown: Any = None) -> None:
@@ -40,6 +41,14 @@ def given_fields(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Return the fields of `cls` that the user gave."""
     names = {field.name for field in dataclasses.fields(cls)}
     return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def as_text(option: str, value: str) -> str:
+    """Return an argument as the text that its bytes are in UTF-8, whatever the locale took them for."""
+    try:
+        return os.fsencode(value).decode()
+    except UnicodeError as error:
+        raise ValueError(f"{option} is not UTF-8 text ({error}): type it anew") from error
 
 
 def field_docstrings(cls: type) -> dict[str, str]:

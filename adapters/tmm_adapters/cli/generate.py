@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from ..training.runs import model_folder
+from .fields import as_text
 from .model_options import add_model_options
 
 __all__ = ["add_parser"]
@@ -35,6 +35,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace) -> int:
     """Write the prompt and its continuation."""
     _check(arguments)
+    prompt = as_text("--prompt", arguments.prompt)
+    from ..training.runs import model_folder
+
     folder = model_folder(arguments.dir)
     from ..folder import load_model
     from ..training.display import printable
@@ -47,12 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(printable(text) if terminal else text)
         sys.stdout.flush()
 
-    write(arguments.prompt)
+    write(prompt)
     start = time.perf_counter()
     _, n_tokens = continuation(
         model,
         tokenizer,
-        arguments.prompt,
+        prompt,
         arguments.tokens,
         seed=arguments.seed,
         temperature=arguments.temperature,
@@ -74,5 +77,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--tokens must be at least 1, and is {arguments.tokens}")
     if not arguments.temperature >= 0:
         raise ValueError(f"--temperature must be 0 or more, and is {arguments.temperature}")
+    if not 0 <= arguments.seed < 1 << 63:
+        raise ValueError(f"--seed must be 0 or more and below 2**63, and is {arguments.seed}")
     if not 0 < arguments.top_p <= 1:
         raise ValueError(f"--top-p must be above 0 and at most 1, and is {arguments.top_p}")

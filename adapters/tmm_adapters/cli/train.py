@@ -12,9 +12,8 @@ from tmm_core.config import PRESETS, TMMConfig
 
 from ..folder import require_empty
 from ..training.options import TrainingOptions
-from ..training.runs import Run, newest_run
 from ..training.source import Source
-from .fields import add_fields, given_fields
+from .fields import add_fields, as_text, given_fields
 
 __all__ = ["add_parser"]
 
@@ -62,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         if settled:
             options = ", ".join("--" + name.replace("_", "-") for name in settled)
             raise ValueError(f"--resume goes on with what the run was told: leave out {options}, or begin a new run")
+        from ..training.runs import Run, newest_run
+
         old = newest_run() if arguments.resume is None else Run.open(arguments.resume)
         if old.description["finished"]:
             raise ValueError(f"the run {old.folder} is finished, nothing is left to resume: its model is {old.model}")
@@ -79,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a `session.Plan`; whatever can be refused without reading a text is refused here."""
     preset = getattr(arguments, "preset", "default")
+    if "prompt" in arguments:
+        arguments.prompt = as_text("--prompt", arguments.prompt)
     fields = given_fields(arguments, TMMConfig)
     config = TMMConfig.preset(preset, **fields)
     source = Source(**{**given_fields(arguments, Source), "text": tuple(getattr(arguments, "text", ()))})
