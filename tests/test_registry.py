@@ -78,6 +78,9 @@ def test_a_strangers_backend_serves_by_argument_and_by_block(register: Callable[
         np.testing.assert_array_equal(product(backend="numpy"), Y)  # the argument wins
         with tmm_core.use_backend("auto"):
             np.testing.assert_array_equal(product(), Y)
+        with tmm_core.use_backend("json"):
+            pass
+        np.testing.assert_array_equal(product(), 2 * Y)
     np.testing.assert_array_equal(product(), Y)
 
 
