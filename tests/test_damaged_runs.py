@@ -148,3 +148,14 @@ def test_damaged_checkpoints_do_not_crowd_out_intact_ones(run: Run, capsys: pyte
     assert (checkpoints.step_of(newest), skipped) == (STEPS + 2, [])
     assert len(checkpoints.checkpoints(run.checkpoints)) == 2
     assert (run.checkpoints / "step-by-step").is_dir()
+
+
+def test_a_run_without_its_text_is_measured_without_n_grams(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    text = str(run.folder.parent / "other.txt")
+    Path(text).write_text("another text " * 9)
+    shutil.rmtree(run.data)
+    capsys.readouterr()
+    assert main(["eval", str(run.folder), "--text", text]) == 0
+    said = capsys.readouterr()
+    assert "has lost the training text" in said.err
+    assert {line.split()[0] for line in said.out.splitlines()[1:]} == {"this", "zlib"}

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from tmm_adapters.text import open_text
 from tmm_adapters.tokens import bits_per_byte, evaluation_windows, open_tokens
 from tmm_adapters.torch import LanguageModel
 from tmm_adapters.training import checkpoints, state
+from tmm_adapters.training.arguments import in_first_process
 from tmm_adapters.training.interruption import Interruption
 from tmm_adapters.training.measure import held_out_nats
 from tmm_adapters.training.order import TrainingSamples
@@ -420,6 +422,23 @@ def test_divergence_between_two_records_is_noticed_by_the_evaluation(
 
 
 # Several processes
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_in_the_first_process_is_told_once(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broadcast(box: list[object], src: int) -> None:
+        sent.append(list(box))
+        box[:] = [None, True]
+
+    def failing() -> None:
+        raise ValueError("the text is empty")
+
+    sent: list[list[object]] = []
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast)
+    arguments = SimpleNamespace(world_size=2, process_index=rank)
+    with pytest.raises(ValueError if rank == 0 else SystemExit, match="the text is empty" if rank == 0 else "2"):
+        in_first_process(arguments, failing)
+    assert sent == [[None, rank == 0]], "the others are told, not left to wait"
 
 
 def test_two_processes_train_one_run(text: Path, tmp_path: Path) -> None:

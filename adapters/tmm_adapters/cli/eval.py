@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -67,6 +68,9 @@ def _others(folder: Path, part: Part) -> dict[str, float]:
     from ..training.runs import run_of
 
     run = run_of(folder)
+    if run is not None and not (run.data / "text").is_file():
+        print(f"note: without n-grams, as {run.data} has lost the training text", file=sys.stderr)
+        run = None
     if run is None:
         compressor = zlib.compressobj(9)
         size = sum(len(compressor.compress(chunk)) for chunk in part.chunks()) + len(compressor.flush())

@@ -87,11 +87,24 @@ def training_arguments(options: TrainingOptions) -> TrainingArguments:
 
 
 def in_first_process(arguments: TrainingArguments, function: Callable[[], T]) -> T:
-    """Return what `function` returns in the first process, in every process; the others wait for it."""
+    """Return what `function` returns in the first process, in every process; the others wait for it.
+
+    Where it raises, the first process tells why, and the others end in silence.
+    """
     if arguments.world_size == 1:
         return function()
-    box: list[Any] = [function() if arguments.process_index == 0 else None]
+    box: list[Any] = [None, False]
+    failure: Exception | None = None
+    if arguments.process_index == 0:
+        try:
+            box = [function(), False]
+        except Exception as error:
+            failure, box = error, [None, True]
     torch.distributed.broadcast_object_list(box, src=0)
+    if failure is not None:
+        raise failure
+    if box[1]:
+        raise SystemExit(2)
     result: T = box[0]
     return result
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -69,9 +71,12 @@ class Source:
         return Path(self.text[0]).name + more
 
     def check_files(self) -> None:
-        """Refuse files that are missing or empty; nothing of them is read."""
+        """Refuse files that are missing, empty or named twice; nothing of them is read."""
         if self.text:
             read_documents(self.text)
+            twice = [path for path, count in Counter(map(os.path.realpath, self.text)).items() if count > 1]
+            if twice:
+                raise ValueError(f"--text names {twice[0]} twice, and would train on what is held out: name it once")
         if self.tokenizer is not None and not Path(self.tokenizer).is_file():
             raise FileNotFoundError(f"there is no tokenizer file {self.tokenizer}: check the path")
 
