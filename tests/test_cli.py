@@ -407,7 +407,9 @@ def test_convert_reads_a_reference_and_writes_a_model(
     assert read_config(tmp_path / "model") == config
     written = read_tensors(tmp_path / "model" / "model.safetensors")
     assert all((written[name] == params[name]).all() for name in params)
-    assert "parameters in" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "parameters in" in said
+    assert "its 97 tokens are not the 257 of bytes" in said, "else it would be a surprise later"
     assert "is not empty" in refused("convert", source, tmp_path / "model", "--mean")
 
 
