@@ -148,6 +148,17 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"TMM_TEST_REQUIRE names {', '.join(missing)}: not installed here")
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Let Torch compute in one thread: for models of a few channels, threads only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=LIBRARIES, scope="session")
 def xp(request) -> Library:
     """An array library, or one way of using it."""

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,20 +29,12 @@ from tmm_adapters.training.options import TrainingOptions
 from tmm_adapters.training.source import Source
 from tmm_core import TMMConfig, lm
 
-pytestmark = pytest.mark.filterwarnings("default")  # the Trainer's libraries warn as they please
+# The Trainer's libraries warn as they please.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 
 REFERENCE = Path(__file__).parent / "data"
 CONFIG = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=32)
 TINY = ["--d-model", "8", "--n-layers", "1", "--n-heads", "2", "--max-len", "16", "--batch", "2", "--device", "cpu"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Compute in one thread: for models this small, threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tmm_adapters.cli import main
 from tmm_adapters.training import checkpoints
 from tmm_adapters.training.runs import Run
 
-pytestmark = pytest.mark.filterwarnings("default")  # the Trainer's libraries warn as they please
+# The Trainer's libraries warn as they please.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 
 STEPS = 6
 OPTIONS = [
     *("--d-model", "8", "--n-layers", "1", "--n-heads", "2", "--max-len", "16", "--batch", "2", "--device", "cpu"),
     *("--steps", str(STEPS), "--evaluations", "1", "--checkpoint-steps", "3", "--log-every", "2"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Compute in one thread: for models this small, threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

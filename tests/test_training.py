@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,22 +32,14 @@ from tmm_adapters.training.pace import learning_rate_factor
 from tmm_adapters.training.runs import Run
 from tmm_core import TMMConfig
 
-pytestmark = pytest.mark.filterwarnings("default")  # the Trainer's libraries warn as they please
+# The Trainer's libraries warn as they please.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 
 MODEL = ["--d-model", "8", "--n-layers", "2", "--n-heads", "2", "--max-len", "16"]
 STEPS = 12
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 CHEAP = [*MODEL, "--batch", "2", "--device", "cpu", "--held-out-bytes", "400"]
 SETTLED = [*CHEAP, "--accumulate", "2", "--evaluations", "3", "--checkpoint-steps", "4"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Compute in one thread: for models this small, threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
