@@ -70,14 +70,16 @@ def measure(config: tmm_core.TMMConfig, tokens_a_step: int, turns: int) -> dict[
 def main() -> None:
     """Print one row a context."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
-    parser.add_argument("--d-model", type=int, default=512)
-    parser.add_argument("--n-layers", type=int, default=4)
-    parser.add_argument("--n-heads", type=int, default=4)
-    parser.add_argument("--vocab-size", type=int, default=8000)
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a step")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 8192], help="(default: 512 2048 8192)")
+    parser.add_argument("--d-model", type=int, default=512, help="channels (default: %(default)s)")
+    parser.add_argument("--n-layers", type=int, default=4, help="blocks (default: %(default)s)")
+    parser.add_argument("--n-heads", type=int, default=4, help="filters a layer (default: %(default)s)")
+    parser.add_argument("--vocab-size", type=int, default=8000, help="token ids (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a step (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=5, help="timed steps a way, 2 or more (default: %(default)s)")
     a = parser.parse_args()
+    if a.turns < 2:
+        parser.error(f"--turns must be at least 2, to show a spread, and is {a.turns}")
     sizes = {"d_model": a.d_model, "n_layers": a.n_layers, "n_heads": a.n_heads, "vocab_size": a.vocab_size}
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
     print(f"{sizes}, {a.tokens} tokens a step, {a.turns} turns; median tokens/s, and toeplitz over the others")

@@ -8,6 +8,7 @@ from tmm_core import TMMConfig
 from tmm_core.lm import flops_per_token
 
 from ..folder import read_tensors, save_model
+from ..tokenizers import Tokenizer
 from .callbacks import BITS, FINAL_SAMPLE_TOKENS, Narration, compared
 from .data import Data
 from .display import Display
@@ -36,6 +37,7 @@ def header(run: Run, trainer: LanguageModelTrainer, data: Data) -> list[tuple[st
         ("", f"{data.text.n_bytes:,} bytes, {data.text.n_documents:,} documents, sha256 {data.text.sha256[:16]}"),
         ("held out", f"{data.held_out.n_bytes:,} bytes, which cost, in bits per byte:"),
         ("", costs),
+        ("tokens", _tokens(trainer.tokenizer, data)),
         ("training", f"{length}, {batch} x {config.max_len} tokens a step, learning rate {options.learning_rate:g}"),
         ("run", str(run.folder)),
     ]
@@ -62,6 +64,7 @@ def finish(run: Run, trainer: LanguageModelTrainer, display: Display, narration:
     display.header(
         f"done: {compared(bits, yardsticks)}",
         [
+            ("trained on", _trained(run, curve[-1][0])),
             ("peak memory", peak_memory(trainer.args.device)),
             ("curve, lags", str(run.plot)),
             ("metrics", str(run.metrics)),
@@ -74,6 +77,18 @@ def finish(run: Run, trainer: LanguageModelTrainer, display: Display, narration:
 def resume_command(run: Run) -> str:
     """Return what to type to go on with `run`."""
     return f"tmm train --resume {shlex.quote(str(run.folder))}"
+
+
+def _tokens(tokenizer: Tokenizer, data: Data) -> str:
+    kind = "bytes and an end-of-text" if tokenizer.fingerprint == "bytes" else "subwords"
+    return f"{kind}, {tokenizer.vocab_size:,} ids; the training text has {len(data.training_tokens):,}"
+
+
+def _trained(run: Run, tokens: int) -> str:
+    """Return how many tokens a run has seen, and how fast the steps of its last sitting were."""
+    rates = [record["tokens_per_second"] for record in run.records() if "tokens_per_second" in record]
+    speed = f", {rates[-1]:,.0f} a second while training" if rates else ""
+    return f"{tokens:,} tokens{speed}"
 
 
 def _shape(config: TMMConfig) -> str:
