@@ -258,3 +258,19 @@ def test_traced_code_makes_nan_of_what_eager_code_refuses():
     assert np.isnan(logits[1, 3:]).all()
     assert np.isfinite(logits[0]).all()
     assert logits[0] == pytest.approx(good[0], abs=1e-12)
+
+
+def test_scaled_linear_maps_keep_the_scale_of_the_residual_stream() -> None:
+    config = TMMConfig(d_model=96, n_layers=8, n_heads=2, max_len=8, vocab_size=300, linear_init="scaled")
+    params = lm.init_params(config, np.random.default_rng(0))
+    for i in range(config.n_layers):
+        for name, fan_in, branches in (
+            ("mix.in_proj", 96, 1),
+            ("mlp.up", 96, 1),
+            ("mix.out_proj", 96, 16),  # two branches a block end in the residual stream
+            ("mlp.down", 384, 16),
+        ):
+            spread = float(np.std(params[f"blocks.{i}.{name}.weight"]))
+            assert spread == pytest.approx(1 / math.sqrt(fan_in * branches), rel=0.05), name
+            assert not params[f"blocks.{i}.{name}.bias"].any(), name
+    assert float(np.std(params["unembed.weight"])) == pytest.approx(1 / math.sqrt(96), rel=0.05)

@@ -24,12 +24,14 @@ from tmm_adapters.text import open_text
 from tmm_adapters.tokens import bits_per_byte, evaluation_windows, open_tokens
 from tmm_adapters.torch import LanguageModel
 from tmm_adapters.training import checkpoints, state
-from tmm_adapters.training.arguments import in_first_process
+from tmm_adapters.training.arguments import in_first_process, settled
 from tmm_adapters.training.interruption import Interruption
 from tmm_adapters.training.measure import held_out_nats
+from tmm_adapters.training.options import TrainingOptions
 from tmm_adapters.training.order import TrainingSamples
 from tmm_adapters.training.pace import learning_rate_factor
 from tmm_adapters.training.runs import Run
+from tmm_adapters.training.trainer import LanguageModelTrainer
 from tmm_core import TMMConfig
 
 # The Trainer's libraries warn as they please.
@@ -397,6 +399,22 @@ def test_the_learning_rate_of_a_run_follows_the_schedule(finished: Path) -> None
     found = {r["step"]: r["learning_rate"] for r in records(finished) if "learning_rate" in r}
     width = Run.open(finished).description["config"]["d_model"]
     assert found[10] == pytest.approx(0.768 / width * learning_rate_factor(9, STEPS, 200))
+
+
+def test_only_linear_maps_decay() -> None:
+    model = LanguageModel(TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16, final_norm=True))
+    decayed = LanguageModelTrainer.get_decay_parameter_names(SimpleNamespace(), model)
+    projections = ["mix.in_proj", "mix.out_proj", "mlp.down", "mlp.up"]
+    assert sorted(decayed) == [*(f"blocks.0.{name}.weight" for name in projections), "unembed.weight"]
+
+
+def test_what_is_left_open_is_settled_and_what_is_given_stays() -> None:
+    wide, narrow = TMMConfig(d_model=256), TMMConfig(d_model=128)
+    left_open = settled(TrainingOptions(device="cpu"), narrow)
+    assert left_open.precision in ("float32", "bfloat16")
+    assert left_open.learning_rate == pytest.approx(2 * settled(TrainingOptions(device="cpu"), wide).learning_rate)
+    given = TrainingOptions(learning_rate=0.5, precision="float32", device="cpu")
+    assert settled(given, narrow) == given
 
 
 def test_divergence_ends_the_run(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
