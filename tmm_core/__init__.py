@@ -13,6 +13,7 @@ with channels outside the head, and positions in another segment, read as zero.
 from . import lm
 from ._registry import available_backends, get_backend, use_backend
 from .config import TMMConfig
+from .index import OperatorIndex, fredholm_index, toeplitz_symbol
 from .mixing import mix_tokens
 from .toeplitz import (
     causal_toeplitz,
@@ -24,6 +25,7 @@ from .toeplitz import (
 )
 
 __all__ = [
+    "OperatorIndex",
     "TMMConfig",
     "available_backends",
     "causal_toeplitz",
@@ -31,9 +33,11 @@ __all__ = [
     "causal_toeplitz_inverse",
     "causal_toeplitz_matmul",
     "causal_toeplitz_solve",
+    "fredholm_index",
     "get_backend",
     "lm",
     "mix_tokens",
     "toeplitz_matmul",
+    "toeplitz_symbol",
     "use_backend",
 ]
