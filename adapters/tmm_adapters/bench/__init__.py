@@ -1,0 +1,40 @@
+"""Benchmarks: ours and what people write today, taking turns in one process; for `tmm bench` and for `asv_bench/`."""
+
+from .measure import (
+    HEADS,
+    LENGTHS,
+    Case,
+    compare_gradients,
+    compare_products,
+    gradients,
+    product,
+    product_memory,
+)
+from .process import ALLOCATORS, default_backend, default_threads, prepare
+from .rivals import RIVALS
+from .training import CONTEXTS, REPLACEMENTS, TRAINING, compare_training
+from .turns import FULL, QUICK, Pace, Ratio
+
+__all__ = [
+    "ALLOCATORS",
+    "CONTEXTS",
+    "FULL",
+    "HEADS",
+    "LENGTHS",
+    "QUICK",
+    "REPLACEMENTS",
+    "RIVALS",
+    "TRAINING",
+    "Case",
+    "Pace",
+    "Ratio",
+    "compare_gradients",
+    "compare_products",
+    "compare_training",
+    "default_backend",
+    "default_threads",
+    "gradients",
+    "prepare",
+    "product",
+    "product_memory",
+]

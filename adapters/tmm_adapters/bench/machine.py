@@ -1,0 +1,64 @@
+"""The machine and the libraries that a figure was measured with: without them it says nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from .process import cores
+
+__all__ = ["busy", "describe"]
+
+LIBRARIES = ("numpy", "numba", "torch", "jax", "scipy")
+# What makes another allocator, or the same one behave otherwise.
+ALLOCATOR_VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_CONF")
+
+
+def describe(threads: int, backend: str) -> dict[str, str]:
+    """Return what there is to say of the machine, by field."""
+    versions = {name: _version(name) for name in ("tmm-core", *LIBRARIES)}
+    found = {
+        "processor": f"{_processor()}, {cores()} cores for this process",
+        "vectors": _vectors(),
+        "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver()) or 'another C library'}",
+        "versions": ", ".join([f"Python {platform.python_version()}", *(f"{n} {v}" for n, v in versions.items())]),
+        "ours": f"backend {backend!r}, float32, {threads} threads each side",
+    }
+    variables = [f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name)]
+    if variables:
+        found["environment"] = " ".join(variables)
+    return found
+
+
+def busy() -> str | None:
+    """Return a warning where other work holds a good part of the machine, which a ratio cannot make up for."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load < 0.3 * cores():
+        return None
+    return f"the load average is {load:.1f} on {cores()} cores: other work is being done, and figures will be off"
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _vectors() -> str:
+    """Return the vector extensions that NumPy found: their widths decide a SIMD kernel's speed."""
+    import numpy as np
+
+    found = np.show_config(mode="dicts") or {}
+    names = found.get("SIMD Extensions", {})
+    return ", ".join([*names.get("baseline", []), *names.get("found", [])]) or "unknown"

@@ -1,0 +1,42 @@
+"""The quick set: of every topic one case, with fewer turns; a minute or two on two cores."""
+
+from __future__ import annotations
+
+from tmm_adapters.bench import ALLOCATORS, QUICK, RIVALS
+
+from . import gradients, importing, memory, product, training
+
+
+class Product(product.Product):
+    """At one length."""
+
+    params = ((1024,), (4,), ("numba", "torch", "array_api"))
+
+
+class ProductAgainst(product.Against):
+    """At one length."""
+
+    params = ((1024,), (4,), tuple(RIVALS), ALLOCATORS)
+
+
+class GradientsAgainst(gradients.Against):
+    """At one length."""
+
+    params = ((1024,), (4,), ALLOCATORS)
+
+
+class Memory(memory.Memory):
+    """At one length."""
+
+    params = ((1024,), (4,), ("numba", "torch"))
+
+
+class TrainingAgainst(training.Against):
+    """At one length, a quarter of a step."""
+
+    params = ((1024,), (4,))
+    pace, tokens_a_step = QUICK, 2048
+
+
+class Import(importing.Import):
+    """As it is."""
