@@ -21,8 +21,8 @@ import torch
 
 import tmm_core
 from tmm_adapters import bench
-from tmm_adapters.bench import machine, measure, process, report, rivals, training
-from tmm_adapters.bench.report import Figure, Task
+from tmm_adapters.bench import figures, machine, measure, process, rivals, training
+from tmm_adapters.bench.figures import Figure, Task
 from tmm_adapters.bench.turns import FULL, QUICK, Pace, Ratio, compare, take_turns
 from tmm_adapters.cli import main
 from tmm_core import TMMConfig
@@ -230,6 +230,7 @@ def test_extra_memory_is_what_a_call_holds_beyond_its_result() -> None:
         temporary = np.ones(2**25, np.int8)
         return np.concatenate([temporary[: 2**24], np.ones(2**24, np.int8)])  # 32, 16 and 32 MiB at once
 
+    np.ones(2**28, np.int8)  # the peak so far is no matter
     assert process.extra_memory(call, 2**25) == pytest.approx(48 * 2**20, abs=2**21)
 
 
@@ -250,14 +251,15 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("default")  # what other libraries say when they are imported
 def test_figures_are_measured_in_processes_of_their_own() -> None:
     def one(task: Task) -> Figure:
-        return next(report.figures([[task]], 1, "default"))[0]
+        return next(figures.figures([[task]], 1, "default"))[0]
 
     task = Task("memory", 2**20, 1, "ours", "torch", quick=True)
     figure = one(task)
     assert figure.task == task
     assert 0 < figure.bytes < 2**28, "or why it is missing"
-    with pytest.raises(LookupError, match="unknown backend 'none'"):
+    with pytest.raises(LookupError, match="unknown backend 'none'") as error:
         one(replace(task, backend="none"))
+    assert "in product_memory" in error.value.__notes__[0], "where it happened over there"
     missing = one(Task("product", 16384, 1, "dense T @ x", "torch"))
     assert missing.ratio is None
     assert "16384 rows" in missing.missing
@@ -265,9 +267,9 @@ def test_figures_are_measured_in_processes_of_their_own() -> None:
 
 @pytest.mark.filterwarnings("default")
 def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_measure", os._exit)  # fails on its arguments before anything is sent
+    monkeypatch.setattr(figures, "_measure", os._exit)  # fails on its arguments before anything is sent
     with pytest.raises(OSError, match="the measuring process died"):
-        next(report.figures([[Task("memory", 64, 1, "ours", "torch")]], 1, "default"))
+        next(figures.figures([[Task("memory", 64, 1, "ours", "torch")]], 1, "default"))
 
 
 # tmm bench
@@ -284,7 +286,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Task, int, str]]:
             return Figure(task, missing="jax cannot be imported: No module named 'jax'")
         return Figure(task, bytes=3 * 2**20) if task.topic == "memory" else Figure(task, ratio=RATIO)
 
-    monkeypatch.setattr(report, "_measured", made_up)
+    monkeypatch.setattr(figures, "_measured", made_up)
     monkeypatch.setattr(process, "_has_glibc", lambda: True)
     return asked
 
@@ -348,8 +350,11 @@ def test_quick_and_full_cover_what_they_say(measured: list, capsys: pytest.Captu
     assert set(lengths("--quick")) == {"product", "gradients", "memory"}
     assert all(task.quick and task.n == 1024 for task, _, _ in measured)
     assert lengths("training") == {"training": {(n, 4) for n in (512, 1024, 2048, 8192, 16384)}}
-    assert {task.column for task, _, _ in measured} == {"no mixing", "dense T @ x"}
-    lengths("product", "--allocator", "keep")
+    assert {(task.column, where) for task, _, where in measured} == {
+        (column, "default") for column in ("no mixing", "dense T @ x")
+    }
+    assert "8192000 tokens/s" in capsys.readouterr().out
+    assert set(lengths("--allocator", "keep")) == {"product", "gradients"}
     assert {where for _, _, where in measured} == {"keeps pages"}
 
 

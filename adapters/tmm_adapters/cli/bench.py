@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..bench.report import Figure
+    from ..bench.figures import Figure
 
 __all__ = ["add_parser"]
 
 TOPICS = ("product", "gradients", "memory", "training")
 USUAL = TOPICS[:3]
+ONCE = TOPICS[2:]  # under one allocator: pages that are kept hide what a call takes, and training takes long
 ALLOCATORS = {"default": "default", "keep": "keeps pages"}
 
 
@@ -39,9 +40,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a table a topic and allocator, row by row as they are measured; or JSON at the end."""
+    from ..bench.figures import figures, plan
     from ..bench.machine import busy, describe
     from ..bench.process import check_allocator, cores, default_backend, default_threads
-    from ..bench.report import figures, plan
 
     topics = _topics(arguments)
     _check_lengths(arguments.lengths)
@@ -57,14 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(f"{field}: {text}" for field, text in machine.items()), flush=True)
     found: list[dict[str, Any]] = []
     missing: dict[str, None] = {}  # an ordered set
-    for allocator in [ALLOCATORS[arguments.allocator]] if arguments.allocator else ALLOCATORS.values():
+    allocators = [ALLOCATORS[arguments.allocator]] if arguments.allocator else list(ALLOCATORS.values())
+    for allocator in allocators:
         try:
             check_allocator(allocator)
         except NotImplementedError as error:
             missing[f"allocator that {allocator}: {error}"] = None
             continue
-        # Kept pages hide what a call takes, so that memory is measured without.
-        chosen = [topic for topic in topics if topic != "memory" or allocator == "default"]
+        chosen = [topic for topic in topics if topic not in ONCE or allocator == allocators[0]]
         topic = ""
         for row in figures(plan(chosen, arguments.lengths, backend, quick=arguments.quick), threads, allocator):
             found += [figure.as_json(allocator) for figure in row]
@@ -85,8 +86,10 @@ def _topics(arguments: argparse.Namespace) -> Sequence[str]:
     for topic in arguments.topics:
         if topic not in TOPICS:
             raise ValueError(f"there is no topic {topic!r}: choose from {', '.join(TOPICS)}")
-    if "memory" in arguments.topics and arguments.allocator == "keep":
-        raise ValueError("memory is measured with --allocator default: pages that are kept hide what a call takes")
+    if arguments.allocator == "keep":
+        if "memory" in arguments.topics:
+            raise ValueError("memory is measured with --allocator default: pages that are kept hide what a call takes")
+        return arguments.topics or [topic for topic in USUAL if topic != "memory"]
     return arguments.topics or USUAL
 
 
@@ -107,7 +110,7 @@ def _check_backend(name: str) -> None:
 
 
 def _print_row(row: Sequence[Figure], allocator: str, *, new: bool) -> None:
-    from ..bench.report import TITLES, heading, table_row
+    from ..bench.tables import TITLES, heading, table_row
 
     topic = row[0].task.topic
     if new:

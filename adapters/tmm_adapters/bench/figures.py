@@ -1,12 +1,15 @@
-"""The figures of `tmm bench`: measured one by one in processes of their own, and printed as tables."""
+"""The figures of `tmm bench`, measured one by one in processes of their own."""
 
 from __future__ import annotations
 
-import statistics
+import signal
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import product
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import forkserver, get_all_start_methods, get_context
 from typing import TYPE_CHECKING, Any, cast
 
 from .measure import HEADS, LENGTHS, Case, compare_gradients, compare_products, product_memory
@@ -18,7 +21,7 @@ from .turns import FULL, QUICK, Pace, Ratio
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-__all__ = ["COLUMNS", "TITLES", "Figure", "Task", "figures", "heading", "plan", "table_row"]
+__all__ = ["COLUMNS", "Figure", "Task", "figures", "plan"]
 
 COLUMNS = {
     "product": tuple(RIVALS),
@@ -27,14 +30,6 @@ COLUMNS = {
     "training": tuple(REPLACEMENTS),
 }
 """By topic, what a table has a column for."""
-
-TITLES = {
-    "product": "product, as much of it as (8, 1024, 512): how many times as fast as the others ours is",
-    "gradients": "product with both gradients: how many times as fast as the same under autograd ours is",
-    "memory": "memory of the product beyond its input and output, in MiB",
-    "training": "training (d 512, 4 layers, vocabulary 8000): how many times as fast as with another mixing ours is",
-}
-
 
 GRID: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "product": (LENGTHS, HEADS),
@@ -79,8 +74,13 @@ class Task:
             return compare_gradients(case, self.backend, pace)
         if self.topic == "memory":
             return product_memory(case, self.backend if self.column == "ours" else None)
-        pace, tokens = (QUICK, 2048) if self.quick else (TRAINING, 8192)
-        return compare_training(self.n, self.heads, self.column, self.backend, pace, tokens)
+        pace = QUICK if self.quick else TRAINING
+        return compare_training(self.n, self.heads, self.column, self.backend, pace, self.tokens)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step of training."""
+        return max(self.n, 2048 if self.quick else 8192)
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,24 @@ def figures(rows: Iterable[Sequence[Task]], threads: int, allocator: str) -> Ite
     ValueError, LookupError
         If the backend cannot be used.
     """
-    # Where there are forks, libraries are imported once, in a process that never computes: a figure then costs 0.2 s.
-    context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
-    context.set_forkserver_preload(["torch", "jax", "numba", "scipy.signal", __name__])
+    context = _processes()
     for row in rows:
         yield [_measured(context, task, threads, allocator) for task in row]
+
+
+def _processes() -> Any:
+    """Return how processes are made: where there are forks, by one that has imported all and never computes (0.2 s)."""
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch", "jax", "numba", "scipy.signal", __name__])
+    # Ctrl-C is for us, who end the others; ignored from the start, since they would die of it with a traceback.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return context
 
 
 def _measured(context: Any, task: Task, threads: int, allocator: str) -> Figure:
@@ -137,14 +150,14 @@ def _measured(context: Any, task: Task, threads: int, allocator: str) -> Figure:
     sender.close()
     try:
         found = receiver.recv()
-        process.join()
     except EOFError as error:
         raise OSError(f"the measuring process died at {task}: was it out of memory?") from error
+    except BaseException:
+        process.terminate()
+        raise
     finally:
-        process.terminate()  # where it has not ended by itself
+        process.join()
         receiver.close()
-    if isinstance(found, ValueError | LookupError):  # raised over there on purpose: said again here, as our own
-        raise type(found)(str(found)) from found
     if isinstance(found, Exception):
         raise found
     return cast(Figure, found)
@@ -152,6 +165,7 @@ def _measured(context: Any, task: Task, threads: int, allocator: str) -> Figure:
 
 def _measure(sender: Connection, task: Task, threads: int, allocator: str) -> None:
     """Measure in this process, and send the figure, or the error."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # libraries hold semaphores, to be given back
     found: Figure | Exception
     try:
         prepare(threads, allocator)
@@ -159,44 +173,8 @@ def _measure(sender: Connection, task: Task, threads: int, allocator: str) -> No
         found = Figure(task, bytes=value) if isinstance(value, int) else Figure(task, ratio=value)
     except NotImplementedError as error:
         found = Figure(task, missing=str(error))
-    except KeyboardInterrupt:  # the parent says so
-        return
     except Exception as error:
+        error.add_note(traceback.format_exc())  # the traceback itself does not travel
         found = error
-    sender.send(found)
-
-
-def heading(topic: str) -> list[str]:
-    """Return the first two lines of a topic's table, in Markdown."""
-    return [_line(topic, _head(topic)), _line(topic, ["---"] * len(_head(topic)))]
-
-
-def table_row(found: Sequence[Figure]) -> str:
-    """Return one line of a table, in Markdown."""
-    task = found[0].task
-    cells = [str(task.n), str(task.heads)]
-    if task.topic != "memory":
-        times = [figure.ratio.ours for figure in found if figure.ratio is not None]
-        cells.append(f"{1000 * statistics.median(times):.1f} ms" if times else "n/a")
-    return _line(task.topic, [*cells, *map(_cell, found)])
-
-
-def _head(topic: str) -> list[str]:
-    return ["n", "heads", *([] if topic == "memory" else ["ours"]), *COLUMNS[topic]]
-
-
-def _line(topic: str, cells: Sequence[str]) -> str:
-    """Return the cells, padded to what a column of the topic holds."""
-    widths = [6, 5, *(max(len(name), 9 if name == "ours" else 20) for name in _head(topic)[2:])]
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
-
-
-def _cell(figure: Figure) -> str:
-    if figure.ratio is not None:
-        r = figure.ratio
-        return f"{_short(r.median)} ({_short(r.low)} to {_short(r.high)})"
-    return "n/a" if figure.bytes is None else f"{figure.bytes / 2**20:.1f}"
-
-
-def _short(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"
+    with suppress(BrokenPipeError):  # nobody waits any more
+        sender.send(found)
