@@ -1,10 +1,10 @@
 """How often a polynomial's values on the unit circle wind around zero, with a proof; behind `index.py`.
 
-The symbol `sum_j w[j] exp(-i j t)` is taken as Taylor polynomials on arcs of the circle, each in a variable that runs
-over [-1, 1]. The first term is the value at the arc's middle, and the other terms' magnitudes, with what rounding
-may have done, are a radius: on the whole arc the symbol stays in the disc of that radius. Where the disc is well away
-from zero, no turn can hide in the arc; where it is not, the arc is cut in two. All values near a zero of the symbol are
-small, so that float64 runs out there: the Taylor polynomials of such arcs are made anew from the lags in integers.
+The symbol `sum_j w[j] exp(-i j t)` is taken as a Taylor polynomial on each of many arcs, in a variable that runs over
+[-1, 1]. The first term is the value at the arc's middle; the other terms' magnitudes and a bound of all rounding are a
+radius: on the whole arc the symbol stays in the disc of that radius. Where the disc is well away from zero, no turn can
+hide in the arc; where it is not, the arc is cut in two. Near a zero of the symbol its values are small, and float64
+runs out: the polynomials of such arcs are made anew from the lags, in integers.
 
 NumPy is imported here, and this module where it is needed.
 """
@@ -101,6 +101,11 @@ class _Symbol:
             remainder *= reach / order
         return order
 
+    def angle(self, arcs: _Arcs, number: int) -> float:
+        """Return where the middle of an arc is, in radians."""
+        place = 2 * float(arcs.grid[number]) + float(arcs.place[number]) / 2**62
+        return math.ldexp(math.pi * place, -self.log_points)
+
     def first_arcs(self) -> _Arcs:
         """Return arcs around the points of a uniform grid: an FFT for each order.
 
@@ -119,12 +124,6 @@ class _Symbol:
             term = term * self.reach / (order + 1)
         error = np.full(points, EPS * (4 * self.log_points + 16) * self.weight)
         return _Arcs(0, np.arange(points), np.zeros(points, np.int64), terms, error)
-
-    def angle(self, arcs: _Arcs, number: int) -> float:
-        """Return where the middle of an arc is, in radians."""
-        return math.ldexp(
-            math.pi * (2 * float(arcs.grid[number]) + float(arcs.place[number]) / 2**62), -self.log_points
-        )
 
     def exact_arcs(self, arcs: _Arcs) -> _Arcs:
         """Return the same arcs with Taylor terms right to all digits of float64, or to 2^-198 of the lags' sum."""
@@ -161,7 +160,7 @@ def winding_number(w: Numbers) -> Winding:
     waiting, settled = [symbol.first_arcs()], []
     margin, budget = math.inf, BUDGET
     while waiting:
-        arcs = waiting.pop()
+        arcs = waiting.pop()  # the last first, so that a hopeless filter is soon given up
         if len(arcs.grid) > BATCH:
             waiting.append(arcs[BATCH:])
             arcs = arcs[:BATCH]
@@ -183,10 +182,14 @@ def winding_number(w: Numbers) -> Winding:
         rest = ~(clear | lost)
         if rest.any():
             waiting.append(_halves(arcs[rest], magnitudes[:, rest]))
+    return Winding(_turns(settled) - symbol.centre, margin * (1 - 2.0**-40))
+
+
+def _turns(settled: list[tuple[Integers, Integers, Complex]]) -> int:
+    """Return how often the values at the middles of all arcs, put in order, turn around zero."""
     grid, place, value = (np.concatenate(parts) for parts in zip(*settled, strict=True))
     value = value[np.lexsort((place, grid))]
-    turns = np.sum(np.angle(np.roll(value, -1) * np.conj(value))) / (2 * math.pi)
-    return Winding(round(float(turns)) - symbol.centre, margin * (1 - 2.0**-40))
+    return round(float(np.sum(np.angle(np.roll(value, -1) * np.conj(value)))) / (2 * math.pi))
 
 
 def _halves(arcs: _Arcs, magnitudes: Floats) -> _Arcs:

@@ -93,9 +93,9 @@ def fredholm_index(w: Array, /, *, channels: int = 1) -> OperatorIndex | list[Op
     zero, the polynomials are made anew in integers of 256 bits, unless that is so in very many places.
     `margin` is at least a quarter of the true minimum, and three quarters where rounding does not matter.
 
-    A symbol with a zero on the circle is not Fredholm's. That is proven for zeros at theta = 0 and pi, where sums are
-    exact, and for symmetric and antisymmetric filters, where the symbol changes its sign. Other zeros on the circle are
-    not decidable, nor are those within about 1e-18 of it.
+    Where the symbol has a zero on the circle the operator is not Fredholm. That is proven for zeros at theta = 0 and
+    pi, where sums are exact, and for symmetric and antisymmetric filters, where the symbol changes its sign. Other
+    zeros on the circle are not decidable, nor are those within about 1e-17 / k of it.
 
     Cost: O(k log k) time and O(k) memory for a filter; about 6 ms for 1024 random lags, 0.5 s for 65536.
 
@@ -193,7 +193,7 @@ def _on_host(w: Array) -> Numbers:
     if not np.all(np.isfinite(host)):
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
         raise ValueError(f"w must be finite, and w{list(place)} is {host[place]}")
-    return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
+    return np.ascontiguousarray(host, dtype=np.complex128 if host.dtype.kind == "c" else np.float64)
 
 
 def _index_of(w: Numbers, channels: int) -> OperatorIndex:
