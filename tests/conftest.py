@@ -128,9 +128,9 @@ REQUIRED = {name.strip() for name in os.environ.get("TMM_TEST_REQUIRE", "").spli
 _made: dict[str, Library] = {}
 
 
-def library_or_skip(name: str) -> Library:
-    """Return the library, made once a process so that what it compiled is shared."""
-    module, make = LIBRARIES[name]
+def library_or_skip(name: str) -> Library | None:
+    """Return the library, made once a process so that what it compiled is shared; None for one without arrays."""
+    module, make = LIBRARIES.get(name) or (name, lambda: None)
     if name not in _made:
         try:
             importlib.import_module(module)
@@ -165,7 +165,7 @@ def xp(request) -> Library:
     return library_or_skip(request.param)
 
 
-@pytest.fixture(params=["array_api", "numpy", "torch"])
+@pytest.fixture(params=["array_api", "numpy", "numba", "torch"])
 def backend(request) -> str:
     """The name of a backend that can run here."""
     if request.param not in available_backends():

@@ -1,6 +1,7 @@
 """Every law of `tmm_core.testing` over every array library and every backend that serves it."""
 
 import dataclasses
+import functools
 
 import pytest
 from conftest import LIBRARIES, library_or_skip
@@ -11,6 +12,8 @@ from tmm_core.testing import LAWS, check_gradients, numpy_library
 # traced by JAX has no values that another library could compute on.
 PAIRS = [(name, "array_api") for name in LIBRARIES]
 PAIRS += [("numpy-read-only", "numpy"), ("torch", "numpy"), ("jax", "numpy"), ("dask", "numpy")]
+PAIRS += [("numpy", "numba"), ("numpy-read-only", "numba"), ("numpy-bfloat16", "numba"), ("torch", "numba")]
+PAIRS += [("torch-compiled", "numba"), ("jax", "numba"), ("dask", "numba"), ("array_api_strict", "numba")]
 PAIRS += [("numpy", "torch"), ("torch", "torch"), ("torch-compiled", "torch"), ("jax", "torch"), ("dask", "torch")]
 # Torch differentiates through every engine, by its bridge; JAX has none yet, and traces to differentiate.
 DIFFERENTIABLE = [pair for pair in PAIRS if pair[0].startswith("torch")]
@@ -26,14 +29,22 @@ CASES = [
 @pytest.mark.parametrize(("name", "backend", "law"), CASES)
 def test_law(name, backend, law):
     library = library_or_skip(name)
-    if backend == "torch":
-        library_or_skip("torch")
+    if backend in ("torch", "numba"):
+        library_or_skip(backend)
+    if backend == "numba":
+        library = reals(library)
     law(library, backend)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch"])
+@functools.cache
+def reals(library):
+    """Return a library without its complex dtypes, which not every engine serves."""
+    return dataclasses.replace(library, dtypes=tuple(d for d in library.dtypes if not d.startswith("complex")))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba", "torch"])
 def test_jax_gradients_through_a_foreign_engine_are_refused(backend):
-    library = library_or_skip("jax")
+    library = reals(library_or_skip("jax"))
     with pytest.raises(ValueError, match=f"backend '{backend}' cannot serve this call.*traced"):
         check_gradients(library, backend)
 

@@ -169,12 +169,28 @@ def test_an_engine_that_refuses_does_no_work(register: Callable[..., None]) -> N
         product(backend="json")
 
 
+def test_auto_warns_of_an_engine_that_is_broken(register: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Backend:
+        raise ImportError("wants an older NumPy")
+
+    register("json", broken)
+    register("csv", lambda: doubling("csv"))
+    monkeypatch.setattr(_registry, "_FASTEST", {"numpy": ("json", "csv")})
+    monkeypatch.setattr(_registry, "_fastest_engines", _registry._fastest_engines.__wrapped__)
+    monkeypatch.setattr(_registry, "_FEW_TIMES", 0)
+    with pytest.warns(RuntimeWarning, match="'json' cannot be loaded .*wants an older NumPy"):
+        np.testing.assert_array_equal(product(), 2 * Y)
+
+
 def test_auto_passes_over_an_engine_that_refuses(
     register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register("json", lambda: doubling("json", reason="no doubles on Sundays"))
     register("csv", lambda: doubling("csv"))
     monkeypatch.setattr(_registry, "_FASTEST", {"numpy": ("json", "csv")})
+    monkeypatch.setattr(_registry, "_fastest_engines", _registry._fastest_engines.__wrapped__)  # not remembered
+    np.testing.assert_array_equal(product(), Y)  # too short to be worth another engine
+    monkeypatch.setattr(_registry, "_FEW_TIMES", 0)
     np.testing.assert_array_equal(product(), 2 * Y)
     monkeypatch.setattr(_registry, "_FASTEST", {"numpy": ("json",)})
     np.testing.assert_array_equal(product(), Y)

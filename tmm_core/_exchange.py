@@ -44,6 +44,8 @@ def dtype_name(dtype: Any) -> str:
 
 def device_kind(array: Array) -> str:
     """Return the kind of device that holds `array`: `cpu`, `cuda`, `tpu`, …, or `traced` for one without values yet."""
+    if compat.is_dask_array(array):
+        array = array._meta  # an empty array of the kind of its blocks
     device = compat.device(array)
     if device is None or is_traced(array):
         return "traced"

@@ -23,6 +23,8 @@ class Request:
     """Kind of device that holds the arrays: `cpu`, `cuda`, …"""
     exact: bool
     segments: bool
+    shape: tuple[int, ...] = ()
+    """Of the signals, `(..., n, d)`; empty where it is not known yet."""
 
 
 class Engine(Protocol):

@@ -1,0 +1,284 @@
+"""One call of a kernel: its arguments, its threads and their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import correlations, neighbours, products
+from .plans import plan
+from .threads import share_out, thread_count
+from .work import Filters, Groups, Kind, Signals, aligned
+
+__all__ = ["Correlation", "Product"]
+
+Array = NDArray[Any]
+
+SMALL = 1 << 15
+"""Calls of fewer entries are left to one thread: another one takes some 50 us to wake up."""
+
+CHUNKS = 16
+"""Correlations are added up in so many chunks or more, where there are as many signals."""
+
+
+def _threads(entries: int) -> int:
+    return 1 if entries < SMALL else thread_count()
+
+
+def _buffers(kind: Kind, length: int, count: int) -> tuple[Array, ...]:
+    """Return memory for `count` transforms at a time, and for the notes of a thread."""
+    return (
+        *(aligned((2 * kind.lanes * length,), kind.computed) for _ in range(count)),
+        aligned((kind.lanes,), kind.computed),
+    )
+
+
+def spectra_of(filters: Filters, kind: Kind, length: int, sign: int) -> Array:
+    """Return the spectra of all filters, `(h * m, 2 length)`, divided by the length; conjugates for a sign of -1."""
+    steps = plan(length, kind.computed.__name__)
+    out = np.empty((len(filters.unit), 2 * length), kind.computed)
+    lags = min(filters.lags, length)
+
+    def worker() -> Callable[[int, int], None]:
+        buffer, _ = _buffers(kind, length, 1)
+
+        def work(first: int, last: int) -> None:
+            products.spectra(
+                kind.computed(0), filters.unit.ctypes.data, filters.lags, lags, len(out), first, last, sign,
+                steps.constants, steps.steps, buffer, out,
+            )  # fmt: skip
+
+        return work
+
+    share_out(-(-len(out) // kind.lanes), worker, threads=_threads(len(out) * length))
+    return out
+
+
+@dataclass(frozen=True)
+class Product:
+    """The product or the adjoint of some signals; each method returns which `(signal, head)` it left undone."""
+
+    kind: Kind
+    x: Array
+    y: Array
+    signals: Signals
+    filters: Filters
+    adjoint: bool
+
+    def _over_groups(self, run: Callable[..., None], memory: Callable[[], tuple[Array, ...]], length: int) -> Array:
+        """Let threads run a kernel over all signals and groups."""
+        packed = self.x.strides[-1] == self.x.itemsize
+        groups = Groups.of(self.x.shape[-1], self.filters.heads, self.kind.lanes, packed=packed)
+        jobs = len(self.signals) * len(groups.channels)
+        unsafe = np.zeros(jobs, bool)
+        by_group = bool(np.any(groups.shared < 0))
+        arguments = (
+            self.kind.mark, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
+            self.y.strides[-2], self.signals.rows(self.x, self.y), groups.rows(self.x.strides[-1], self.y.itemsize),
+            groups.heads, by_group,
+        )  # fmt: skip
+
+        def worker() -> Callable[[int, int], None]:
+            buffers = memory()
+
+            def work(first: int, last: int) -> None:
+                run(*arguments, first, last, *buffers, unsafe)
+
+            return work
+
+        share_out(jobs, worker, threads=_threads(jobs * self.kind.lanes * length))
+        undone = np.zeros((len(self.signals), self.filters.heads), bool)
+        for job in np.flatnonzero(unsafe):
+            count = len(self.signals) if by_group else len(groups.channels)
+            signal, group = (job % count, job // count) if by_group else (job // count, job % count)
+            undone[signal, groups.heads[group]] = True
+        return undone
+
+    def by_transforms(self, length: int) -> Array:
+        """Multiply in the frequency domain, by transforms of a length."""
+        steps = plan(length, self.kind.computed.__name__)
+        spectra = spectra_of(self.filters, self.kind, length, -1 if self.adjoint else 1)
+        mixed = self.x.shape[-1] // self.filters.heads % self.kind.lanes != 0
+
+        def memory() -> tuple[Array, ...]:
+            buffer, notes = _buffers(self.kind, length, 1)
+            return buffer, aligned((length if mixed else 0, 2 * self.kind.lanes), self.kind.computed), notes
+
+        def run(*arguments: Any) -> None:
+            *most, buffer, own, notes, unsafe = arguments
+            products.product(
+                *most, spectra, self.filters.scales, steps.constants, steps.steps, self.kind.lowest, self.kind.highest,
+                buffer, own, notes, unsafe,
+            )  # fmt: skip
+
+        return self._over_groups(run, memory, length)
+
+    def directly(self, length: int) -> Array:
+        """Multiply by direct sums, for signals up to a length."""
+        lags = min(self.filters.lags, length)
+        rows = products.BEFORE + lags + products.AFTER
+        padded = np.zeros((self.filters.heads, rows), self.kind.computed)
+        padded[:, products.BEFORE : products.BEFORE + lags] = self.filters.unit[:, :lags]
+
+        def memory() -> tuple[Array, ...]:
+            buffer = aligned(((length + products.OUTPUTS) * self.kind.lanes,), self.kind.computed)
+            own = aligned((rows, self.kind.lanes), self.kind.computed)
+            return buffer, own, aligned((self.kind.lanes,), self.kind.computed)
+
+        def run(*arguments: Any) -> None:
+            *most, buffer, own, notes, unsafe = arguments
+            products.product_directly(
+                *most, padded, lags, self.filters.scales, self.adjoint, self.kind.lowest, self.kind.highest,
+                buffer, own, notes, unsafe,
+            )  # fmt: skip
+
+        return self._over_groups(run, memory, lags)
+
+    def over_neighbours(self, length: int) -> Array:
+        """Multiply by filters that read neighbouring channels."""
+        steps = plan(length, self.kind.computed.__name__)
+        spectra = spectra_of(self.filters, self.kind, length, -1 if self.adjoint else 1)
+        heads = self.filters.heads
+        channels = self.x.shape[-1] // heads
+        unsafe = np.zeros((len(self.signals), heads), bool)
+        signals, packed = self.signals.rows(self.x, self.y), self.x.strides[-1] == self.x.itemsize
+
+        def worker() -> Callable[[int, int], None]:
+            buffer, notes = _buffers(self.kind, length, 1)
+            window = window_of(self.kind, length, self.filters.kernel)
+
+            def work(first: int, last: int) -> None:
+                neighbours.product_of_neighbours(
+                    self.kind.mark, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
+                    self.y.strides[-2], self.y.itemsize, signals, heads, channels, first, last,
+                    spectra, self.filters.kernel, self.filters.scales, self.adjoint, packed, steps.constants,
+                    steps.steps, self.kind.lowest, self.kind.highest, buffer, window, notes, unsafe.reshape(-1),
+                )  # fmt: skip
+
+            return work
+
+        share_out(unsafe.size, worker, threads=_threads(unsafe.size * channels * length))
+        return unsafe
+
+
+def window_of(kind: Kind, length: int, kernel: int) -> Array:
+    """Return memory for the spectra of a register of channels and of the neighbours that a kernel reads with it."""
+    registers = 1 + -(-(kernel - 1) // kind.lanes)
+    return aligned((length, 2, registers * kind.lanes), kind.computed)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """The correlation of some signals, as spectra that are added up and transformed back once."""
+
+    kind: Kind
+    x: Array
+    g: Array
+    signals: Signals
+    heads: int
+    kernel: int
+    lags: int
+
+    def compute(self, length: int) -> tuple[Array, Array]:
+        """Return the lags, `(h, m, k)`, by transforms of a length, and for each head what tells whether they are good.
+
+        That is the sum over signals and channels of the products of their largest magnitudes, or NaN where one might
+        leave the range of transforms, or is not finite, and was left out.
+        """
+        partial, owners, peaks = self._over_groups(length) if self.kernel == 1 else self._over_heads(length)
+        steps = plan(length, self.kind.computed.__name__)
+        spectra = np.zeros((self.heads * self.kernel, 2 * length), self.kind.computed)
+        for row, owner in enumerate(owners):  # in their order: the same sums for any number of threads
+            spectra[owner] += partial[row]
+        out = np.empty((min(self.lags, length), len(spectra)), self.kind.computed)
+
+        def worker() -> Callable[[int, int], None]:
+            buffer, notes = _buffers(self.kind, length, 1)
+
+            def work(first: int, last: int) -> None:
+                correlations.lags(
+                    self.kind.computed(0), spectra, first, last, steps.constants, steps.steps, buffer, notes, out
+                )
+
+            return work
+
+        share_out(-(-len(spectra) // self.kind.lanes), worker, threads=_threads(len(spectra) * length))
+        return out.T.reshape(self.heads, self.kernel, -1), peaks
+
+    def _chunks(self, groups: int, rows: Array) -> tuple[Array, int]:
+        """Return rows of (first signal, last signal, group, first row of the result), and how many rows there are.
+
+        `rows` says how many rows a chunk of each group needs.
+        """
+        count = len(self.signals)
+        parts = min(count, -(-CHUNKS // groups))
+        cuts = np.arange(parts + 1) * count // parts
+        first, group = np.tile(cuts[:-1], groups), np.repeat(np.arange(groups), parts)
+        needed = rows[group]
+        ends = np.cumsum(needed)
+        return np.ascontiguousarray(np.stack((first, np.tile(cuts[1:], groups), group, ends - needed), axis=1)), ends[
+            -1
+        ]
+
+    def _over_groups(self, length: int) -> tuple[Array, Array, Array]:
+        """Add up spectra: return rows of partial sums, the filter of each, and the sums of products of peaks."""
+        x, g, kind = self.x, self.g, self.kind
+        packed = x.strides[-1] == g.strides[-1] == x.itemsize
+        groups = Groups.of(x.shape[-1], self.heads, kind.lanes, packed=packed)
+        spans = np.where(groups.shared >= 0, 1, groups.heads[:, -1] - groups.heads[:, 0] + 1)
+        chunks, count = self._chunks(len(spans), spans)
+        out = np.zeros((count, 2 * length), kind.computed)
+        peaks = np.zeros((len(self.signals), len(spans), kind.lanes))
+        signals, rows = self.signals.rows(x, g), groups.rows(x.strides[-1], g.strides[-1])
+        steps = plan(length, kind.computed.__name__)
+
+        def worker() -> Callable[[int, int], None]:
+            *buffers, notes = _buffers(kind, length, 3)
+
+            def work(first: int, last: int) -> None:
+                correlations.correlate(
+                    kind.mark, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
+                    g.strides[-1], signals, rows, groups.heads, chunks, first, last,
+                    steps.constants, steps.steps, kind.highest, *buffers, notes, peaks, out,
+                )  # fmt: skip
+
+            return work
+
+        share_out(len(chunks), worker, threads=_threads(len(self.signals) * x.shape[-1] * length))
+        owners = np.concatenate([groups.heads[group, 0] + np.arange(spans[group]) for group in chunks[:, 2]])
+        totals = np.zeros(self.heads)
+        np.add.at(totals, groups.heads, peaks.sum(axis=0))
+        return out, owners, totals
+
+    def _over_heads(self, length: int) -> tuple[Array, Array, Array]:
+        """Do the same for filters that read neighbouring channels."""
+        x, g, kind, kernel = self.x, self.g, self.kind, self.kernel
+        channels = x.shape[-1] // self.heads
+        chunks, count = self._chunks(self.heads, np.full(self.heads, kernel))
+        out = np.zeros((count, 2 * length), kind.computed)
+        peaks = np.zeros((len(self.signals), self.heads, -(-channels // kind.lanes)))
+        signals = self.signals.rows(x, g)
+        steps = plan(length, kind.computed.__name__)
+
+        def worker() -> Callable[[int, int], None]:
+            x_buffer, g_buffer, notes = _buffers(kind, length, 2)
+            window = window_of(kind, length, kernel)
+            totals = aligned((kernel, 2 * kind.lanes * length), kind.computed)
+
+            def work(first: int, last: int) -> None:
+                neighbours.correlate_neighbours(
+                    kind.mark, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
+                    g.strides[-1], signals, self.heads, channels, kernel, chunks, first, last,
+                    x.strides[-1] == x.itemsize, g.strides[-1] == g.itemsize, steps.constants, steps.steps,
+                    kind.highest, x_buffer, g_buffer, window, totals, notes, peaks, out,
+                )  # fmt: skip
+
+            return work
+
+        share_out(len(chunks), worker, threads=_threads(len(self.signals) * x.shape[-1] * length))
+        owners = np.concatenate([head * kernel + np.arange(kernel) for head in chunks[:, 2]])
+        return out, owners, peaks.sum(axis=(0, 2))

@@ -1,0 +1,92 @@
+"""How kernels are compiled: without the GIL, with exact checks for NaN, and kept on disk where a folder can be written.
+
+Numba's own cache notices when the file of a kernel changes, but not another file that the kernel is made of. Here the
+folder is named by a hash of all sources of this package, so edited code is never answered from an old cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+__all__ = ["FAST", "kernel", "part"]
+
+# Not "nnan" or "ninf": they would delete the checks for entries that are not finite.
+FAST = ("contract", "reassoc", "nsz", "arcp")
+
+log = logging.getLogger("tmm_core")
+
+
+def part(function: Callable[..., Any]) -> Any:
+    """Compile a function that only kernels call; it becomes a part of each."""
+    return numba.njit(nogil=True, fastmath=set(FAST), error_model="numpy")(function)
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function that Python calls, for each type of its first argument, and keep its machine code."""
+    config: Any = numba.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(FOLDER or before)
+    try:
+        compiled = numba.njit(nogil=True, fastmath=set(FAST), error_model="numpy", cache=FOLDER is not None)(function)
+    finally:
+        config.CACHE_DIR = before
+    ready: set[type] = set()
+    lock = threading.Lock()
+
+    @functools.wraps(function)
+    def call(kind: Any, *arguments: Any) -> None:
+        if type(kind) not in ready:
+            with lock:  # one thread compiles, or loads; others wait for it
+                mark = None if FOLDER is None else FOLDER / f"{function.__name__}-{type(kind).__name__}.compiled"
+                if mark is None or not mark.exists():
+                    log.info("compiling %s for numbers of %s, %s", function.__name__, type(kind).__name__, KEPT)
+                compiled(kind, *arguments)
+                if mark is not None:
+                    mark.touch()
+                ready.add(type(kind))
+        else:
+            compiled(kind, *arguments)
+
+    return call
+
+
+def _folder() -> Path | None:
+    """Return where machine code is kept: under NUMBA_CACHE_DIR, the user's cache or the temporary folder; or None."""
+    sources = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        sources.update(path.read_bytes())
+    name = f"tmm-numba-{sources.hexdigest()[:16]}"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    shared = os.path.join(tempfile.gettempdir(), f"tmm-{os.getuid()}" if hasattr(os, "getuid") else "tmm")
+    for parent in (os.environ.get("NUMBA_CACHE_DIR"), cache, shared):
+        if parent and _is_ours(Path(parent) / name):
+            return Path(parent) / name
+    return None
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return whether we can write there, and nobody else can: what lies there will be run.
+
+    By trying: permissions do not tell of read-only disks.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            state = folder.stat()
+    except OSError:
+        return False
+    return not hasattr(os, "getuid") or (state.st_uid == os.getuid() and not state.st_mode & 0o022)
+
+
+FOLDER = _folder()
+KEPT = "once: no folder to keep it in can be written" if FOLDER is None else f"once; it is kept in {FOLDER}"

@@ -1,0 +1,158 @@
+"""The engine for CPUs: products of NumPy arrays in compiled kernels, as many channels at a time as a register holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tmm_core import _arrays, _exchange, _maths
+from tmm_core._protocols import Request
+
+from .calls import Correlation, Product
+from .plans import fast_length
+from .work import KIND, Filters, Kind, Signals, aligned
+
+__all__ = ["NumbaEngine"]
+
+Array = NDArray[Any]
+
+# Direct sums are faster up to this length, or for as few lags. Microseconds of one core, directly and by transforms,
+# for float32 as (batch, n, channels) and k lags:
+#     (8, 64, 512)    k = 64:   545 and 680       (2, 2048, 256)  k = 32:  3047 and 4409
+#     (8, 96, 512)    k = 96:   828 and 746       (2, 2048, 256)  k = 64:  2715 and 4589
+#     (8, 128, 512)   k = 128: 1679 and 1578      (2, 2048, 256)  k = 128: 5682 and 4996
+#     (8, 256, 512)   k = 256: 5587 and 4004      (1, 65536, 32)  k = 128: 7629 and 13834
+DIRECT_LENGTH = 80
+DIRECT_LAGS = 96
+
+
+class NumbaEngine:
+    """Products of NumPy arrays of real floating dtypes, with any strides.
+
+    Signals and filters whose numbers might leave the range of transforms, or are not finite, are computed by the
+    definition, in NumPy; so is what is asked for with `exact=True`.
+    """
+
+    name = "numba"
+
+    def owns(self, array: Any) -> bool:
+        """Return whether `array` is a NumPy array in this machine's byte order."""
+        return isinstance(array, np.ndarray) and array.dtype.isnative
+
+    def receive(self, array: Any) -> Array:
+        """Return `array` as a NumPy array, on the same memory where that is possible."""
+        shared: Array = _exchange.share(array, np)
+        return shared
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why a device or a dtype is not served."""
+        if request.device == "traced":
+            return "the arrays are being traced and have no values that Numba could compute on"
+        if request.device != "cpu":
+            return f"Numba's engine computes on the CPU, and the arrays are on {request.device!r}"
+        if request.dtype.startswith("complex"):
+            return f"Numba's engine computes with real numbers, and the result would be {request.dtype}"
+        return None
+
+    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
+        """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
+        if exact:
+            y: Array = _maths.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=True, segment_ids=segment_ids)
+            return y
+        kind = KIND[_arrays.result_dtype_name(w, x)]
+        x = _in(kind, x)
+        y = aligned(x.shape, x.dtype)
+        if x.size == 0:
+            return y
+        signals = _signals(x, segment_ids)
+        filters = Filters.of(w[..., : x.shape[-2]], kind)
+        undone = np.zeros((len(signals), filters.heads), bool)
+        if not filters.unsafe.all():
+            lags = filters.lags if filters.kernel == 1 else None
+            for direct, size, which in _methods(signals.length, lags):
+                call = Product(kind, x, y, signals[which], filters, adjoint)
+                method = call.directly if direct else call.over_neighbours if lags is None else call.by_transforms
+                undone[which] = method(size)
+        undone |= filters.unsafe
+        if undone.any():
+            _define_products(w, x, y, signals, undone, adjoint)
+        return y
+
+    def correlate(
+        self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
+    ) -> Array:
+        """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
+
+        def define(x: Array, g: Array, heads: int) -> Array:
+            c: Array = _maths.causal_toeplitz_correlate(
+                x, g, lags=lags, heads=heads, kernel=kernel, exact=exact, segment_ids=segment_ids
+            )
+            return c
+
+        if exact:
+            return define(x, g, heads)
+        kind = KIND[_arrays.result_dtype_name(x, g)]
+        x, g = _in(kind, x), _in(kind, g)
+        c = np.zeros((heads, kernel, lags), kind.computed)
+        if x.size == 0:
+            return c.astype(x.dtype)
+        signals, used = _signals(x, segment_ids), min(lags, x.shape[-2])
+        peaks = np.zeros(heads)
+        for _, size, which in _methods(signals.length, None):
+            part, its_peaks = Correlation(kind, x, g, signals[which], heads, kernel, used).compute(size)
+            c[..., : part.shape[-1]] += part
+            peaks += its_peaks
+        c = c.astype(x.dtype)
+        width = x.shape[-1] // heads
+        for head in np.flatnonzero((peaks != 0) & ~(peaks >= kind.lowest)):  # NaN, too
+            its = slice(head * width, (head + 1) * width)
+            c[head] = define(x[..., its], g[..., its], 1)[0]
+        return c
+
+
+def _in(kind: Kind, a: Array) -> Array:
+    """Return an array in the dtype of the result: as it is where all arrays have one dtype."""
+    return a if a.dtype.name == kind.name else a.astype(kind.name)
+
+
+def _signals(x: Array, segment_ids: Array | None) -> Signals:
+    """Return the documents of `x`, `(..., n, d)`, or its rows."""
+    rows, n = math.prod(x.shape[:-2]), x.shape[-2]
+    if segment_ids is not None:
+        segment_ids = np.broadcast_to(segment_ids, x.shape[:-1]).reshape(rows, n)
+    return Signals.of(rows, n, segment_ids)
+
+
+def _methods(lengths: NDArray[np.int64], lags: int | None) -> Iterator[tuple[bool, int, NDArray[np.int64]]]:
+    """Yield which signals are done together: directly up to a length, or by transforms of a length.
+
+    `lags` are those of filters that may be summed directly, else None.
+    """
+    distinct, which = np.unique(lengths, return_inverse=True)
+    short = [lags is not None and (n <= DIRECT_LENGTH or lags <= DIRECT_LAGS) for n in distinct]
+    sizes = np.asarray([0 if direct else fast_length(int(n)) for n, direct in zip(distinct, short, strict=True)])[which]
+    for size in np.unique(sizes):
+        members = np.flatnonzero(sizes == size)
+        yield size == 0, int(size or lengths[members].max()), members
+
+
+def _define_products(w: Array, x: Array, y: Array, signals: Signals, undone: NDArray[np.bool_], adjoint: bool) -> None:
+    """Compute the heads marked in `undone`, `(signals, h)`, by the definition; signals that lack the same, together."""
+    heads, n = w.shape[0], x.shape[-2]
+    rows, results = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, *y.shape[-2:])
+    whole = bool(np.all(signals.length == n))
+    patterns, which = np.unique(undone, axis=0, return_inverse=True)
+    for number, pattern in enumerate(patterns):
+        if not pattern.any():
+            continue
+        channels = np.repeat(pattern, x.shape[-1] // heads)
+        for members in [np.flatnonzero(which == number)] if whole else np.flatnonzero(which == number)[:, None]:
+            start = signals.start[members[0]]
+            at = np.ix_(signals.row[members], np.arange(start, start + signals.length[members[0]]), channels)
+            results[at] = _maths.causal_toeplitz_matmul(
+                w[pattern], rows[at], adjoint=adjoint, exact=False, segment_ids=None
+            )

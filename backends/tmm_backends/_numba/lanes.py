@@ -1,0 +1,296 @@
+"""A vector type for kernels: neighbouring channels side by side in one SIMD register.
+
+`Lanes` are as many real numbers as a register of this machine holds: to LLVM one `<16 x float>` (or `<4 x double>`, …).
+Kernels add, subtract and multiply them, and read and write them in any of the floating dtypes.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
+
+from .compile import FAST
+
+__all__ = [
+    "KINDS",
+    "LLVM",
+    "WIDTHS",
+    "Lanes",
+    "broadcast",
+    "load",
+    "magnitude",
+    "read",
+    "read_some",
+    "splat",
+    "store",
+    "width",
+    "write",
+    "write_some",
+    "zeros",
+]
+
+
+def _register_bytes() -> int:
+    """Return the bytes of this machine's widest SIMD register."""
+    features = llvmlite.binding.get_host_cpu_features()
+    return 64 if features.get("avx512f") else 32 if features.get("avx2") or features.get("avx") else 16
+
+
+WIDTHS = {types.float32: _register_bytes() // 4, types.float64: _register_bytes() // 8}
+"""Lanes of a register, by dtype."""
+
+LLVM = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
+_BITS = {types.float32: ir.IntType(32), types.float64: ir.IntType(64)}
+_I32 = ir.IntType(32)
+
+
+class Lanes(types.Type):
+    """As many numbers of one dtype as a register holds."""
+
+    def __init__(self, dtype: Any) -> None:
+        """Make the type for a dtype."""
+        self.dtype = dtype
+        self.width = WIDTHS[dtype]
+        self.llvm = ir.VectorType(LLVM[dtype], self.width)
+        self.bits = ir.VectorType(_BITS[dtype], self.width)
+        super().__init__(name=f"Lanes({dtype}, {self.width})")
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, lanes: Lanes) -> None:
+        super().__init__(manager, lanes, lanes.llvm)
+
+
+# Arithmetic ----------------------------------------------------------------------------------------------------------
+
+
+def _operator(symbol: Any, name: str) -> None:
+    """Let `symbol` join two `Lanes` by the LLVM instruction `name`."""
+
+    @infer_global(symbol)
+    class _Template(AbstractTemplate):
+        def generic(self, args: Any, kws: Any) -> Any:
+            if len(args) == 2 and args[0] == args[1] and isinstance(args[0], Lanes):
+                return signature(args[0], *args)
+            return None
+
+    @lower_builtin(symbol, Lanes, Lanes)
+    def _lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return getattr(builder, name)(*args, flags=FAST)
+
+
+_operator(operator.add, "fadd")
+_operator(operator.sub, "fsub")
+_operator(operator.mul, "fmul")
+
+
+@intrinsic
+def magnitude(typingctx: Any, largest: Any, lanes: Any) -> Any:
+    """Return, lane by lane, the larger of `largest` and `|lanes|`; NaN and infinity count as larger than any number.
+
+    By comparing bits as integers, which holds whatever LLVM assumes of floating-point numbers.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = lanes.bits
+        a, b = (builder.bitcast(arg, bits) for arg in args)
+        width = bits.element.width
+        b = builder.and_(b, ir.Constant(bits, [(1 << (width - 1)) - 1] * lanes.width))
+        return builder.bitcast(builder.select(builder.icmp_unsigned(">", a, b), a, b), lanes.llvm)
+
+    return lanes(largest, lanes), codegen
+
+
+@intrinsic
+def width(typingctx: Any, array: Any) -> Any:
+    """Return how many lanes a register holds of the dtype of `array`."""
+    count = Lanes(array.dtype).width
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return context.get_constant(types.intp, count)
+
+    return types.intp(array), codegen
+
+
+@intrinsic
+def zeros(typingctx: Any, array: Any) -> Any:
+    """Return lanes of zeros, of the dtype of `array`."""
+    lanes = Lanes(array.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return ir.Constant(lanes.llvm, None)
+
+    return lanes(array), codegen
+
+
+def splat(builder: Any, value: Any, vector: Any) -> Any:
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(_I32, 0))
+    mask = ir.Constant(ir.VectorType(_I32, vector.count), [0] * vector.count)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), mask)
+
+
+# Memory: one-dimensional arrays of the dtype in which kernels compute -------------------------------------------------
+
+
+def _place(context: Any, builder: Any, array: Any, value: Any, index: Any, llvm: Any) -> Any:
+    """Return the pointer to entry `index` of an array, as one to `llvm`."""
+    data = context.make_array(array)(context, builder, value).data
+    return builder.bitcast(builder.gep(data, [index]), llvm.as_pointer())
+
+
+@intrinsic
+def load(typingctx: Any, array: Any, index: Any) -> Any:
+    """Return the lanes that begin at `array[index]`."""
+    lanes = Lanes(array.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        where = _place(context, builder, sig.args[0], args[0], args[1], lanes.llvm)
+        return builder.load(where, align=array.dtype.bitwidth // 8)
+
+    return lanes(array, types.intp), codegen
+
+
+@intrinsic
+def store(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
+    """Write the lanes to `array[index]` and what follows."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        where = _place(context, builder, sig.args[0], args[0], args[1], lanes.llvm)
+        builder.store(args[2], where, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes), codegen
+
+
+@intrinsic
+def broadcast(typingctx: Any, array: Any, index: Any) -> Any:
+    """Return `array[index]` in every lane."""
+    lanes = Lanes(array.dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        where = _place(context, builder, sig.args[0], args[0], args[1], LLVM[array.dtype])
+        return splat(builder, builder.load(where), lanes.llvm)
+
+    return lanes(array, types.intp), codegen
+
+
+# Memory: addresses of the user's arrays, in the dtype that `kind`, a NumPy scalar, stands for -------------------------
+
+KINDS = {"float32": np.float32(0), "float64": np.float64(0), "float16": np.int16(0), "bfloat16": np.uint16(0)}
+"""A scalar by which a kernel is told the dtype behind an address; Numba has no types for the halves."""
+
+_STORED = {
+    types.float32: ir.FloatType(),
+    types.float64: ir.DoubleType(),
+    types.int16: ir.HalfType(),
+    types.uint16: ir.IntType(16),
+}
+_COMPUTED: dict[Any, Any] = {
+    types.float32: types.float32,
+    types.float64: types.float64,
+    types.int16: types.float32,
+    types.uint16: types.float32,
+}
+
+
+def _widened(builder: Any, kind: Any, value: Any, lanes: Lanes) -> Any:
+    """Return stored lanes in the dtype in which kernels compute."""
+    if kind == types.int16:
+        return builder.fpext(value, lanes.llvm)
+    if kind == types.uint16:  # bfloat16 is the upper half of float32
+        sixteen = ir.Constant(lanes.bits, [16] * lanes.width)
+        return builder.bitcast(builder.shl(builder.zext(value, lanes.bits), sixteen), lanes.llvm)
+    return value
+
+
+def _narrowed(builder: Any, kind: Any, value: Any, lanes: Lanes) -> Any:
+    """Return computed lanes as they are stored, rounded to nearest, ties to even."""
+    if kind == types.int16:
+        return builder.fptrunc(value, ir.VectorType(ir.HalfType(), lanes.width))
+    if kind == types.uint16:
+
+        def constant(number: int) -> Any:
+            return ir.Constant(lanes.bits, [number] * lanes.width)
+
+        bits = builder.bitcast(value, lanes.bits)
+        even = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+        bits = builder.add(builder.add(bits, constant(0x7FFF)), even)
+        return builder.trunc(builder.lshr(bits, constant(16)), ir.VectorType(ir.IntType(16), lanes.width))
+    return value
+
+
+def _pointer(builder: Any, address: Any, llvm: Any) -> Any:
+    return builder.inttoptr(address, llvm.as_pointer())
+
+
+@intrinsic
+def read(typingctx: Any, kind: Any, address: Any) -> Any:
+    """Return the lanes at `address`."""
+    lanes = Lanes(_COMPUTED[kind])
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        stored = ir.VectorType(_STORED[kind], lanes.width)
+        value = builder.load(_pointer(builder, args[1], stored), align=1)
+        return _widened(builder, kind, value, lanes)
+
+    return lanes(kind, types.intp), codegen
+
+
+@intrinsic
+def read_some(typingctx: Any, kind: Any, address: Any, stride: Any, count: Any) -> Any:
+    """Return `count` entries, `stride` bytes apart, in the first lanes, and zeros in the others; count >= 1."""
+    lanes = Lanes(_COMPUTED[kind])
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, base, step, some = args
+        stored = ir.VectorType(_STORED[kind], lanes.width)
+        value = ir.Constant(stored, None)
+        nothing = ir.Constant(stored.element, 0)
+        for lane in range(lanes.width):  # lanes beyond read the first entry again, and drop it
+            index = ir.Constant(base.type, lane)
+            within = builder.icmp_signed("<", index, some)
+            offset = builder.select(within, builder.mul(step, index), ir.Constant(base.type, 0))
+            entry = builder.load(_pointer(builder, builder.add(base, offset), stored.element), align=1)
+            entry = builder.select(within, entry, nothing)
+            value = builder.insert_element(value, entry, ir.Constant(_I32, lane))
+        return _widened(builder, kind, value, lanes)
+
+    return lanes(kind, types.intp, types.intp, types.intp), codegen
+
+
+@intrinsic
+def write(typingctx: Any, kind: Any, address: Any, lanes: Any) -> Any:
+    """Write the lanes to `address`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value = _narrowed(builder, kind, args[2], lanes)
+        builder.store(value, _pointer(builder, args[1], value.type), align=1)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.intp, lanes), codegen
+
+
+@intrinsic
+def write_some(typingctx: Any, kind: Any, address: Any, lanes: Any, count: Any) -> Any:
+    """Write the first `count` lanes to `address`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value = _narrowed(builder, kind, args[2], lanes)
+        size = ir.Constant(args[1].type, _STORED[kind].get_abi_size(context.target_data))
+        for lane in range(lanes.width):
+            index = ir.Constant(args[1].type, lane)
+            with builder.if_then(builder.icmp_signed("<", index, args[3])):
+                entry = builder.extract_element(value, ir.Constant(_I32, lane))
+                where = builder.add(args[1], builder.mul(size, index))
+                builder.store(entry, _pointer(builder, where, entry.type), align=1)
+        return context.get_dummy_value()
+
+    return types.void(kind, types.intp, lanes, types.intp), codegen

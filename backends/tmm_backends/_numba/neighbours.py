@@ -1,0 +1,143 @@
+"""Kernels of filters that read neighbouring channels of their head (kernel size m > 1).
+
+One transform of the signal serves all m rows of a kernel, which are added up in the frequency domain. A job is one
+signal of one head, whose registers of channels are done one after another: a window over the spectra keeps the
+neighbours that the next one reads. It has the real and the imaginary parts of `window.shape[2]` channels a frequency.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .compile import kernel, part
+from .lanes import broadcast, load, store, width, zeros
+from .passes import enter, forward, inverse, leave
+from .products import safe
+
+__all__ = ["correlate_neighbours", "product_of_neighbours"]
+
+
+@part
+def move_in(window, buffer, above):
+    """Shift the window by a register, and take in the spectra of a buffer: above its channels, or below them."""
+    lanes = width(buffer)
+    rest = window.shape[2] - lanes
+    flat = window.reshape(-1)
+    for i in range(window.shape[0]):
+        for half in range(2):
+            row = (2 * i + half) * window.shape[2]
+            new = load(buffer, (2 * i + half) * lanes)
+            if above:
+                for at in range(row, row + rest, lanes):
+                    store(flat, at, load(flat, at + lanes))
+                store(flat, row + rest, new)
+            else:
+                for at in range(row + rest, row, -lanes):
+                    store(flat, at, load(flat, at - lanes))
+                store(flat, row, new)
+
+
+@part
+def filter_window(window, buffer, filters, first, kernel, below):
+    """Fill the buffer with the sum over r of `filters[first + r]` times the window's lanes from `below` or above on.
+
+    Row r reads the channel m - 1 - r places below the output (where `below`), or as many above it.
+    """
+    lanes, flat = width(buffer), window.reshape(-1)
+    for i in range(window.shape[0]):
+        re, im = zeros(buffer), zeros(buffer)
+        row = 2 * i * window.shape[2]
+        for r in range(kernel):
+            at = row + (window.shape[2] - lanes - (kernel - 1 - r) if below else kernel - 1 - r)
+            f_re, f_im = broadcast(filters[first + r], 2 * i), broadcast(filters[first + r], 2 * i + 1)
+            x_re, x_im = load(flat, at), load(flat, at + window.shape[2])
+            re = re + (f_re * x_re - f_im * x_im)
+            im = im + (f_re * x_im + f_im * x_re)
+        store(buffer, 2 * i * lanes, re)
+        store(buffer, (2 * i + 1) * lanes, im)
+
+
+@kernel
+def product_of_neighbours(
+    kind, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
+    filters, kernel, scales, adjoint, packed, constants, steps, low, high, buffer, window, notes, unsafe,
+):  # fmt: skip
+    """Multiply by transforms; of `heads` heads with `channels` channels each, `unsafe[job]` may leave the range."""
+    lanes, quarter = width(buffer), filters.shape[1] // 8
+    registers = -(-channels // lanes)
+    for job in range(first, last):
+        signal, head = job // heads, job % heads
+        x_at, y_at, n = signals[signal]
+        window[:] = 0
+        notes[:] = scales[head]
+        scale = load(notes, 0)
+        for step in range(registers):
+            register = registers - 1 - step if adjoint else step
+            channel = head * channels + register * lanes
+            count = min(lanes, channels - register * lanes)
+            if packed and count == lanes:
+                count = 0
+            peak = enter(kind, x + x_at + channel * x_lane, x_time, x_lane, count, n, buffer, quarter, constants)
+            if not safe(peak, low, high, notes):
+                unsafe[job] = True
+                break
+            forward(buffer, steps, constants)
+            move_in(window, buffer, not adjoint)
+            filter_window(window, buffer, filters, head * kernel, kernel, not adjoint)
+            inverse(buffer, steps, constants)
+            leave(kind, y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale)
+
+
+@kernel
+def correlate_neighbours(
+    kind, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel, chunks, first, last,
+    packed_x, packed_g, constants, steps, high, x_buffer, g_buffer, window, totals, notes, peaks, out,
+):  # fmt: skip
+    """Add up chunks: rows of (first signal, last signal, head, first row of `out`), of a row for each row of a kernel.
+
+    `peaks[signal, head]` gets the product of the largest magnitudes, or NaN where one is above `high` or not finite.
+    """
+    lanes, quarter = width(x_buffer), x_buffer.shape[0] // (8 * width(x_buffer))
+    registers, flat = -(-channels // lanes), window.reshape(-1)
+    for chunk in range(first, last):
+        begin, end, head, row = chunks[chunk]
+        totals[:] = 0
+        for signal in range(begin, end):
+            x_at, g_at, n = signals[signal]
+            window[:] = 0
+            for register in range(registers):
+                channel = head * channels + register * lanes
+                count = min(lanes, channels - register * lanes)
+                full = count == lanes
+                x_count, g_count = 0 if full and packed_x else count, 0 if full and packed_g else count
+                peak = enter(
+                    kind, x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
+                )
+                ok = safe(peak, 0, high, notes)
+                x_peak = notes.max()
+                peak = enter(
+                    kind, g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
+                )
+                ok = safe(peak, 0, high, notes) and ok
+                peaks[signal, head, register] = np.float64(x_peak) * notes.max() if ok else np.nan
+                if not ok:
+                    break
+                forward(x_buffer, steps, constants)
+                forward(g_buffer, steps, constants)
+                move_in(window, x_buffer, True)
+                for i in range(window.shape[0]):
+                    g_re, g_im = load(g_buffer, 2 * i * lanes), load(g_buffer, (2 * i + 1) * lanes)
+                    for r in range(kernel):
+                        at = (2 * i + 1) * window.shape[2] - lanes - (kernel - 1 - r)
+                        x_re, x_im = load(flat, at), load(flat, at + window.shape[2])
+                        place = 2 * i * lanes
+                        sums = totals[r]
+                        store(sums, place, load(sums, place) + (x_re * g_re + x_im * g_im))
+                        store(sums, place + lanes, load(sums, place + lanes) + (x_re * g_im - x_im * g_re))
+        for r in range(kernel):
+            for i in range(window.shape[0]):
+                re = im = 0 * totals[r, 0]
+                for lane in range(lanes):
+                    re += totals[r, 2 * lanes * i + lane]
+                    im += totals[r, 2 * lanes * i + lanes + lane]
+                out[row + r, 2 * i], out[row + r, 2 * i + 1] = re, im

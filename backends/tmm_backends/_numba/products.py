@@ -1,0 +1,193 @@
+"""Kernels of the product: by transforms, or directly where filters or signals are short.
+
+A job is one signal, a document or a whole row, of one group of channels: as many neighbours as a register holds. Job
+`j` is signal `j // groups` of group `j % groups`, or the other way round where filters differ within groups, which are
+then laid out lane by lane once a group. Threads take ranges of jobs, each with memory of its own.
+
+`signals` has rows of (offset of the input, offset of the result, length), in bytes; `groups` rows of (offset of the
+input, offset of the result, channels or 0 for a full register, filter of all its lanes or -1), `heads` the filter of
+each lane of a group.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from .compile import FAST, kernel, part
+from .lanes import Lanes, load, magnitude, splat, store, width, zeros
+from .passes import convolve, deliver, enter, fetch, forward, leave
+
+__all__ = ["AFTER", "BEFORE", "job_of", "lane_by_lane", "product", "product_directly", "safe", "spectra"]
+
+
+@part
+def job_of(job, signals, groups, by_group):
+    """Return the signal and the group of a job."""
+    if by_group:
+        return job % signals.shape[0], job // signals.shape[0]
+    return job // groups.shape[0], job % groups.shape[0]
+
+
+@part
+def safe(peak, low, high, notes):
+    """Return whether the largest magnitudes of all lanes are zero or between two bounds."""
+    store(notes, 0, peak)
+    for lane in range(width(notes)):  # noqa: SIM110  (Numba compiles loops faster than generators)
+        if not (notes[lane] == 0 or low <= notes[lane] <= high):
+            return False
+    return True
+
+
+@part
+def lane_by_lane(values, heads, notes):
+    """Return, in each lane, the value of its filter."""
+    for lane in range(width(notes)):
+        notes[lane] = values[heads[lane]]
+    return load(notes, 0)
+
+
+@kernel
+def spectra(kind, w, spacing, lags, count, first, last, sign, constants, steps, buffer, out):
+    """Transform filters: `out[f]` is the spectrum of filter f over the length, conjugated for a sign of -1.
+
+    At the address `w` begin `count` filters, each `spacing` entries after the other; a job is a register full of them.
+    """
+    lanes, length, item = width(buffer), out.shape[1] // 2, buffer.itemsize
+    for job in range(first, last):
+        row = job * lanes
+        some = min(lanes, count - row)
+        enter(kind, w + row * spacing * item, item, spacing * item, some, lags, buffer, length // 4, constants)
+        forward(buffer, steps, constants)
+        for i in range(length):
+            for lane in range(some):
+                out[row + lane, 2 * i] = buffer[2 * lanes * i + lane] / length
+                out[row + lane, 2 * i + 1] = sign * buffer[2 * lanes * i + lanes + lane] / length
+
+
+@kernel
+def product(
+    kind, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
+    filters, scales, constants, steps, low, high, buffer, own, notes, unsafe,
+):  # fmt: skip
+    """Multiply by transforms, and note the jobs whose numbers may leave the range of transforms, which stay undone."""
+    lanes, quarter = width(buffer), filters.shape[1] // 8
+    at_hand = -1
+    for job in range(first, last):
+        signal, group = job_of(job, signals, groups, by_group)
+        x_at, y_at, n = signals[signal]
+        x_group, y_group, count, filter = groups[group]
+        peak = enter(kind, x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
+        if not safe(peak, low, high, notes):
+            unsafe[job] = True
+            continue
+        if filter >= 0:
+            convolve(buffer, steps, constants, filters[filter])
+        else:
+            if group != at_hand:
+                at_hand = group
+                for lane in range(lanes):
+                    for i in range(own.shape[0]):
+                        own[i, lane] = filters[heads[group, lane], 2 * i]
+                        own[i, lanes + lane] = filters[heads[group, lane], 2 * i + 1]
+            convolve(buffer, steps, constants, own)
+        scale = lane_by_lane(scales, heads[group], notes)
+        leave(kind, y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
+
+
+# Directly ------------------------------------------------------------------------------------------------------------
+
+OUTPUTS, INPUTS = 8, 4
+"""A tile: so many outputs take in so many inputs at a time, in registers."""
+BEFORE, AFTER = OUTPUTS - 1, OUTPUTS + INPUTS
+"""Zeros before the first lag and after the last one, which tiles read."""
+
+
+@intrinsic
+def tile(typingctx: Any, sums: Any, signal: Any, at: Any, lags: Any, lag: Any) -> Any:
+    """Return `sums[i]` plus `lags[lag + i - l] * signal[at + l]`, summed over l < INPUTS.
+
+    `lags` are numbers for all lanes, or rows of one a lane, as those of `signal`.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = Lanes(signal.dtype)
+
+        def entry(array: Any, value: Any, index: Any, repeated: bool) -> Any:
+            base = context.make_array(array)(context, builder, value).data
+            if repeated:
+                return splat(builder, builder.load(builder.gep(base, [index])), lanes.llvm)
+            where = builder.gep(base, [builder.mul(index, ir.Constant(index.type, lanes.width))])
+            return builder.load(builder.bitcast(where, lanes.llvm.as_pointer()), align=signal.dtype.bitwidth // 8)
+
+        def moved(index: Any, by: int) -> Any:
+            return builder.add(index, ir.Constant(index.type, by))
+
+        inputs = [entry(signal, args[1], moved(args[2], i), False) for i in range(INPUTS)]
+        offsets = range(1 - INPUTS, OUTPUTS)
+        factors = {o: entry(lags, args[3], moved(args[4], o), lags.ndim == 1) for o in offsets}
+        totals = [builder.extract_value(args[0], i) for i in range(OUTPUTS)]
+        for i in range(OUTPUTS):
+            for j, x in enumerate(inputs):
+                term = builder.fmul(factors[i - j], x, flags=FAST)
+                totals[i] = builder.fadd(totals[i], term, flags=FAST)
+        return context.make_tuple(builder, sums, totals)
+
+    return sums(sums, signal, types.intp, lags, types.intp), codegen
+
+
+@part
+def sums(signal, n, lags, count, kind, y, y_time, channels, scale):
+    """Write the outputs of a signal in memory, of `n` rows and zeros up to a whole tile, for `count` lags."""
+    zero = zeros(signal)
+    for t in range(0, n, OUTPUTS):
+        total = (zero, zero, zero, zero, zero, zero, zero, zero)
+        for s in range(max(0, t - count + 1) // INPUTS * INPUTS, t + OUTPUTS, INPUTS):
+            total = tile(total, signal, s, lags, BEFORE + t - s)
+        a, b, c, d, e, f, g, h = total
+        deliver(kind, y, y_time, channels, t, n, a * scale)
+        deliver(kind, y, y_time, channels, t + 1, n, b * scale)
+        deliver(kind, y, y_time, channels, t + 2, n, c * scale)
+        deliver(kind, y, y_time, channels, t + 3, n, d * scale)
+        deliver(kind, y, y_time, channels, t + 4, n, e * scale)
+        deliver(kind, y, y_time, channels, t + 5, n, f * scale)
+        deliver(kind, y, y_time, channels, t + 6, n, g * scale)
+        deliver(kind, y, y_time, channels, t + 7, n, h * scale)
+
+
+@kernel
+def product_directly(
+    kind, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
+    lags, count, scales, reverse, low, high, buffer, own, notes, unsafe,
+):  # fmt: skip
+    """Multiply by direct sums; `lags` has zeros around the `count` lags of each filter. In reverse, the adjoint."""
+    lanes = width(buffer)
+    at_hand = -1
+    for job in range(first, last):
+        signal, group = job_of(job, signals, groups, by_group)
+        x_at, y_at, n = signals[signal]
+        x_group, y_group, channels, filter = groups[group]
+        x_from, y_from, x_step, y_step = x + x_at + x_group, y + y_at + y_group, x_time, y_time
+        if reverse:
+            x_from, x_step, y_from, y_step = x_from + (n - 1) * x_time, -x_time, y_from + (n - 1) * y_time, -y_time
+        peak = zeros(buffer)
+        for t in range(-(-n // OUTPUTS) * OUTPUTS):
+            lanes_of_t = fetch(kind, x_from, x_step, x_lane, channels, t, n, buffer)
+            peak = magnitude(peak, lanes_of_t)
+            store(buffer, t * lanes, lanes_of_t)
+        if not safe(peak, low, high, notes):
+            unsafe[job] = True
+            continue
+        scale = lane_by_lane(scales, heads[group], notes)
+        if filter >= 0:
+            sums(buffer, n, lags[filter], count, kind, y_from, y_step, channels, scale)
+        else:
+            if group != at_hand:
+                at_hand = group
+                for lane in range(lanes):
+                    for j in range(own.shape[0]):
+                        own[j, lane] = lags[heads[group, lane], j]
+            sums(buffer, n, own, count, kind, y_from, y_step, channels, scale)

@@ -1,0 +1,163 @@
+"""A call as the kernels see it: its signals, its groups of channels, and memory to work in."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from .lanes import KINDS, WIDTHS
+
+__all__ = ["KIND", "Filters", "Groups", "Kind", "Signals", "aligned"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A floating dtype, and how it is computed with.
+
+    Peaks between two bounds keep spectra and their products within the range, for as many as 2^20 times, and sums of
+    products well above the smallest normal number, where rounding is no longer relative.
+    """
+
+    name: str
+    """Name of the dtype of signals and results."""
+    computed: type[Any]
+    """The dtype of buffers and filters: halves are computed in float32."""
+    mark: Any
+    """A scalar that tells a kernel the dtype."""
+    lanes: int
+    """Numbers of a register."""
+    lowest: float
+    """The least magnitude of a signal, other than zero, that is safe to transform."""
+    highest: float
+    """The largest magnitude of a signal that is safe to transform."""
+    gain: int
+    """The largest exponent, up or down, of a filter that is safe to use."""
+
+
+def _kind(name: str) -> Kind:
+    if name == "float64":
+        return Kind(name, np.float64, KINDS[name], WIDTHS[types.float64], 2.0**-800, 2.0**400, 400)
+    return Kind(name, np.float32, KINDS[name], WIDTHS[types.float32], 2.0**-100, 2.0**50, 40)
+
+
+KIND = {name: _kind(name) for name in KINDS}
+"""By name of the dtype."""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Lags scaled by exact powers of two, so that the largest of each head lies between a half and one."""
+
+    unit: NDArray[Any]
+    """(h * m, k), scaled, in the dtype of computation."""
+    scales: NDArray[Any]
+    """(h,), what results are multiplied by."""
+    heads: int
+    kernel: int
+    unsafe: NDArray[np.bool_]
+    """(h,), whose lags are not finite, or whose scale is out of range; their `unit` is zero."""
+
+    @property
+    def lags(self) -> int:
+        """Lags of each filter."""
+        return int(self.unit.shape[1])
+
+    @classmethod
+    def of(cls, w: NDArray[Any], kind: Kind) -> Filters:
+        """Scale the filters `w`, `(h, m, k)`."""
+        heads, kernel, lags = w.shape
+        w = w.astype(kind.computed)
+        peaks = np.max(np.abs(w), axis=(1, 2))
+        exponents = np.where(np.isfinite(peaks), np.frexp(peaks)[1], 0)
+        unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > kind.gain)
+        exponents[unsafe] = 0
+        w[unsafe] = 0
+        unit = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel, lags)
+        return cls(unit, np.ldexp(np.ones(heads, kind.computed), exponents), heads, kernel, unsafe)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """How channels are put side by side: as many neighbours as a register holds, whatever their filters."""
+
+    channels: Ints
+    """First channel of each group."""
+    counts: Ints
+    """Channels of each group, 0 where they fill a register and lie side by side in memory."""
+    heads: Ints
+    """(groups, lanes), the filter of each lane; those beyond the last channel repeat the last one's."""
+    shared: Ints
+    """The filter of all lanes of a group, or -1."""
+
+    @classmethod
+    @functools.lru_cache(maxsize=64)
+    def of(cls, d: int, heads: int, lanes: int, *, packed: bool) -> Groups:
+        """Cut `d` channels of `heads` filters; `packed` says whether they lie side by side in memory."""
+        channels = np.arange(0, d, lanes)
+        counts = np.minimum(lanes, d - channels)
+        lane_heads = np.minimum(channels[:, None] + np.arange(lanes), d - 1) // (d // heads)
+        shared = np.where(lane_heads[:, 0] == lane_heads[:, -1], lane_heads[:, 0], -1)
+        return cls(channels, np.where((counts == lanes) & packed, 0, counts), lane_heads, shared)
+
+    def rows(self, first_stride: int, second_stride: int) -> Ints:
+        """Return the groups as kernels read them, for the strides between channels of two arrays, in bytes."""
+        columns = (self.channels * first_stride, self.channels * second_stride, self.counts, self.shared)
+        return np.ascontiguousarray(np.stack(columns, axis=1))
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Documents, or whole rows, of a batch."""
+
+    row: Ints
+    """Row of the batch, counted over all its axes."""
+    start: Ints
+    """First time."""
+    length: Ints
+    """Times."""
+
+    @classmethod
+    def of(cls, rows: int, n: int, segment_ids: NDArray[Any] | None) -> Signals:
+        """Return whole rows, or the runs of equal `segment_ids`, `(rows, n)`."""
+        if segment_ids is None:
+            return cls(np.arange(rows), np.zeros(rows, np.int64), np.full(rows, n))
+        begins = np.ones((rows, n), bool)
+        np.not_equal(segment_ids[:, 1:], segment_ids[:, :-1], out=begins[:, 1:])
+        at = np.flatnonzero(begins)
+        return cls(at // n, at % n, np.diff(at, append=rows * n))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.row)
+
+    def __getitem__(self, which: Any) -> Signals:
+        """Return some of them."""
+        return Signals(self.row[which], self.start[which], self.length[which])
+
+    def offsets(self, array: NDArray[Any]) -> Ints:
+        """Return where they begin in an array `(..., n, d)`, in bytes from its first entry."""
+        batch = np.zeros((), np.int64)
+        for size, stride in zip(array.shape[:-2], array.strides[:-2], strict=True):
+            batch = batch[..., None] + np.arange(size) * stride
+        return batch.reshape(-1)[self.row] + self.start * array.strides[-2]
+
+    def rows(self, first: NDArray[Any], second: NDArray[Any]) -> Ints:
+        """Return the signals as kernels read them, in two arrays."""
+        return np.ascontiguousarray(np.stack((self.offsets(first), self.offsets(second), self.length), axis=1))
+
+
+def aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """Return uninitialised memory that begins at a cache line: vectors across two lines take twice as long."""
+    count = math.prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(count + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    memory: NDArray[Any] = raw[start : start + count].view(dtype)
+    return memory.reshape(shape)
