@@ -86,3 +86,12 @@ def zeros_inside(w):
         step = newton / (1 - newton * (np.sum(1 / apart, axis=1) - 1))
         z = z[0] - integers(step.real), z[1] - integers(step.imag)
     raise ArithmeticError("a zero is not proven to be off the circle")
+
+
+def index_by_zeros(w):
+    """Return the index that zeros in many digits say, or None where one is not proven to be off the circle."""
+    used = np.flatnonzero(w)
+    try:
+        return -zeros_inside(w[used[0] : used[-1] + 1])[0] - int(used[0])
+    except ArithmeticError:
+        return None
