@@ -1,5 +1,6 @@
 """The operator index: against zeros in many digits, against the theory, and never wrong where it is hard."""
 
+import itertools
 import math
 
 import mpmath
@@ -276,6 +277,16 @@ def test_hard_filters(name):
     found, expected = fredholm_index(w), index_by_zeros(w)
     assert found.index == expected
     assert found.certified == (expected is not None)
+
+
+def test_all_filters_of_up_to_five_small_integers():
+    """Their zeros are on the circle or well away from it."""
+    for k in range(2, 6):
+        for w in itertools.product(range(-2, 3), repeat=k):
+            if w[0] > 0 and w[-1] != 0:
+                found, zeros = fredholm_index(np.asarray(w)), np.abs(np.roots(w[::-1]))
+                on = np.min(np.abs(zeros - 1)) < 1e-4
+                assert found.index == (None if on else -np.sum(zeros < 1)), w
 
 
 CYCLOTOMIC = [
