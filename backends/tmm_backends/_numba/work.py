@@ -74,7 +74,7 @@ class Filters:
     def of(cls, w: NDArray[Any], kind: Kind) -> Filters:
         """Scale the filters `w`, `(h, m, k)`."""
         heads, kernel, lags = w.shape
-        w = w.astype(kind.computed)
+        w = w.astype(kind.computed, order="C")  # kernels find filter after filter in memory
         peaks = np.max(np.abs(w), axis=(1, 2))
         exponents = np.where(np.isfinite(peaks), np.frexp(peaks)[1], 0)
         unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > kind.gain)
