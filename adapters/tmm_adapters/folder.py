@@ -155,8 +155,13 @@ def load_model(folder: str | os.PathLike[str], *, device: str = "auto") -> tuple
     return model.to(device).eval(), tokenizer
 
 
-def read_tensors(path: str | os.PathLike[str], framework: Framework = "numpy") -> dict[str, Any]:
-    """Return all tensors of a safetensors file, as NumPy arrays or as Torch tensors (`pt`) on the CPU.
+def read_tensors(
+    path: str | os.PathLike[str], framework: Framework = "numpy", *, containing: str = ""
+) -> dict[str, Any]:
+    """Return the tensors of a safetensors file whose names contain a word, by default all of them.
+
+    They are NumPy arrays, or Torch tensors (`pt`) on the CPU. NumPy lacks bfloat16, which becomes float32 there,
+    without loss; that asks for Torch.
 
     Raises
     ------
@@ -173,11 +178,18 @@ def read_tensors(path: str | os.PathLike[str], framework: Framework = "numpy") -
         raise FileNotFoundError(f"there is no file {path}: check the path, and whether its folder is whole")
     try:
         with safe_open(path, framework=framework) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+            names = [name for name in file.keys() if containing in name]  # noqa: SIM118  (not a mapping)
+            short = framework == "numpy" and any(file.get_slice(name).get_dtype() == "BF16" for name in names)
+            if not short:
+                return {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(
             f"{path} is not a whole safetensors file ({error}): it is truncated or damaged; copy or train it again"
         ) from error
+    import torch
+
+    tensors = read_tensors(path, "pt", containing=containing)
+    return {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in tensors.items()}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:

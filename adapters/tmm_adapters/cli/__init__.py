@@ -13,7 +13,7 @@ from .errors import report_error
 
 __all__ = ["main"]
 
-COMMANDS = ("train", "generate", "eval", "convert", "backends", "bench")
+COMMANDS = ("train", "generate", "eval", "convert", "index", "backends", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..authors import read_authors
     from ..tokenizers import ByteTokenizer, check_fits, load_tokenizer
 
-    config, params = read_authors(_parameters(tensors), mean=arguments.mean)
+    config, params = read_authors(plain_parameters(tensors), mean=arguments.mean)
     tokenizer = None
     if arguments.tokenizer is not None:
         tokenizer = load_tokenizer(arguments.tokenizer)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parameters(tensors: dict[str, Any]) -> dict[str, Any]:
+def plain_parameters(tensors: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters alone: files that also hold gradients and results mark them by `param.`."""
     marked = {name.removeprefix("param."): p for name, p in tensors.items() if name.startswith("param.")}
     return marked or tensors

@@ -139,6 +139,11 @@ class Run:
                 found.append(record)
         return found
 
+    def logged_lags(self) -> dict[int, Path]:
+        """Return the files of `lags/` by step, ascending."""
+        steps = {path.stem.removeprefix("step-"): path for path in self.lags.glob("step-*.safetensors")}
+        return {int(step): steps[step] for step in sorted(filter(str.isdecimal, steps), key=int)}
+
     def forget_after(self, step: int) -> None:
         """Drop records of steps after `step`: a resumed run makes them again."""
         kept = [record for record in self.records() if record["step"] <= step]
