@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +38,7 @@ def namespace_of(*arrays: Array | None) -> ModuleType:
     return spaces.pop()
 
 
+@functools.lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
     """Return the name of a dtype, the same in every library: `float32`, …"""
     return getattr(dtype, "name", None) or str(dtype).rsplit(".", 1)[-1]

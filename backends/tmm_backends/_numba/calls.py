@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,8 @@ Array = NDArray[Any]
 SMALL = 1 << 15
 """Calls of fewer entries are left to one thread: another one takes some 50 us to wake up."""
 
-CHUNKS = 16
-"""Correlations are added up in so many chunks or more, where there are as many signals."""
+CHUNKS, CHUNK = 16, 64
+"""Correlations are added up in so many chunks or more, where there are as many jobs, and of so many jobs at most."""
 
 
 def _threads(entries: int) -> int:
@@ -171,6 +172,12 @@ def window_of(kind: Kind, length: int, kernel: int) -> Array:
     return aligned((length, 2, registers * kind.lanes), kind.computed)
 
 
+def _cuts(count: int, parts: int) -> list[tuple[int, int]]:
+    """Cut a range into so many parts, or as many as it has members."""
+    parts = min(parts, count)
+    return [(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
+
+
 @dataclass(frozen=True)
 class Correlation:
     """The correlation of some signals, as spectra that are added up and transformed back once."""
@@ -191,9 +198,10 @@ class Correlation:
         """
         partial, owners, peaks = self._over_groups(length) if self.kernel == 1 else self._over_heads(length)
         steps = plan(length, self.kind.computed.__name__)
-        spectra = np.zeros((self.heads * self.kernel, 2 * length), self.kind.computed)
-        for row, owner in enumerate(owners):  # in their order: the same sums for any number of threads
-            spectra[owner] += partial[row]
+        sums = np.zeros((self.heads * self.kernel, 2 * length))
+        for row, owner in zip(partial, owners, strict=True):  # in their order: the same for any number of threads
+            sums[owner] += row
+        spectra = sums.astype(self.kind.computed)
         out = np.empty((min(self.lags, length), len(spectra)), self.kind.computed)
 
         def worker() -> Callable[[int, int], None]:
@@ -209,30 +217,32 @@ class Correlation:
         share_out(-(-len(spectra) // self.kind.lanes), worker, threads=_threads(len(spectra) * length))
         return out.T.reshape(self.heads, self.kernel, -1), peaks
 
-    def _chunks(self, groups: int, rows: Array) -> tuple[Array, int]:
-        """Return rows of (first signal, last signal, group, first row of the result), and how many rows there are.
+    def _chunks(self, owners: list[tuple[int, ...]]) -> tuple[Array, list[int]]:
+        """Return the chunks as kernels read them, and the filter of each row that they write.
 
-        `rows` says how many rows a chunk of each group needs.
+        Rows are (first signal, last signal, first group, last group, first row of the result). `owners` names the
+        filters of each group; neighbouring groups of one filter are added up together.
         """
-        count = len(self.signals)
-        parts = min(count, -(-CHUNKS // groups))
-        cuts = np.arange(parts + 1) * count // parts
-        first, group = np.tile(cuts[:-1], groups), np.repeat(np.arange(groups), parts)
-        needed = rows[group]
-        ends = np.cumsum(needed)
-        return np.ascontiguousarray(np.stack((first, np.tile(cuts[1:], groups), group, ends - needed), axis=1)), ends[
-            -1
-        ]
+        chunks: list[tuple[int, ...]] = []
+        rows: list[int] = []
+        runs = [list(run) for _, run in itertools.groupby(range(len(owners)), key=owners.__getitem__)]
+        needed, count = -(-CHUNKS // len(runs)), len(self.signals)
+        for run in runs:
+            parts = min(count, max(needed, count * len(run) // CHUNK))
+            for first, last in _cuts(count, parts):
+                for left, right in _cuts(len(run), -(-needed // parts)):
+                    chunks.append((first, last, run[left], run[right - 1] + 1, len(rows)))
+                    rows.extend(owners[run[0]])
+        return np.asarray(chunks), rows
 
-    def _over_groups(self, length: int) -> tuple[Array, Array, Array]:
+    def _over_groups(self, length: int) -> tuple[Array, list[int], Array]:
         """Add up spectra: return rows of partial sums, the filter of each, and the sums of products of peaks."""
         x, g, kind = self.x, self.g, self.kind
         packed = x.strides[-1] == g.strides[-1] == x.itemsize
         groups = Groups.of(x.shape[-1], self.heads, kind.lanes, packed=packed)
-        spans = np.where(groups.shared >= 0, 1, groups.heads[:, -1] - groups.heads[:, 0] + 1)
-        chunks, count = self._chunks(len(spans), spans)
-        out = np.zeros((count, 2 * length), kind.computed)
-        peaks = np.zeros((len(self.signals), len(spans), kind.lanes))
+        chunks, owners = self._chunks([tuple(range(lane[0], lane[-1] + 1)) for lane in groups.heads.tolist()])
+        out = np.zeros((len(owners), 2 * length), kind.computed)
+        peaks = np.zeros((len(self.signals), *groups.heads.shape))
         signals, rows = self.signals.rows(x, g), groups.rows(x.strides[-1], g.strides[-1])
         steps = plan(length, kind.computed.__name__)
 
@@ -249,17 +259,16 @@ class Correlation:
             return work
 
         share_out(len(chunks), worker, threads=_threads(len(self.signals) * x.shape[-1] * length))
-        owners = np.concatenate([groups.heads[group, 0] + np.arange(spans[group]) for group in chunks[:, 2]])
         totals = np.zeros(self.heads)
         np.add.at(totals, groups.heads, peaks.sum(axis=0))
         return out, owners, totals
 
-    def _over_heads(self, length: int) -> tuple[Array, Array, Array]:
+    def _over_heads(self, length: int) -> tuple[Array, list[int], Array]:
         """Do the same for filters that read neighbouring channels."""
         x, g, kind, kernel = self.x, self.g, self.kind, self.kernel
         channels = x.shape[-1] // self.heads
-        chunks, count = self._chunks(self.heads, np.full(self.heads, kernel))
-        out = np.zeros((count, 2 * length), kind.computed)
+        chunks, owners = self._chunks([tuple(range(i * kernel, (i + 1) * kernel)) for i in range(self.heads)])
+        out = np.zeros((len(owners), 2 * length), kind.computed)
         peaks = np.zeros((len(self.signals), self.heads, -(-channels // kind.lanes)))
         signals = self.signals.rows(x, g)
         steps = plan(length, kind.computed.__name__)
@@ -280,5 +289,4 @@ class Correlation:
             return work
 
         share_out(len(chunks), worker, threads=_threads(len(self.signals) * x.shape[-1] * length))
-        owners = np.concatenate([head * kernel + np.arange(kernel) for head in chunks[:, 2]])
         return out, owners, peaks.sum(axis=(0, 2))

@@ -127,17 +127,18 @@ def _signals(x: Array, segment_ids: Array | None) -> Signals:
     return Signals.of(rows, n, segment_ids)
 
 
-def _methods(lengths: NDArray[np.int64], lags: int | None) -> Iterator[tuple[bool, int, NDArray[np.int64]]]:
+def _methods(lengths: NDArray[np.int64], lags: int | None) -> Iterator[tuple[bool, int, Any]]:
     """Yield which signals are done together: directly up to a length, or by transforms of a length.
 
     `lags` are those of filters that may be summed directly, else None.
     """
-    distinct, which = np.unique(lengths, return_inverse=True)
-    short = [lags is not None and (n <= DIRECT_LENGTH or lags <= DIRECT_LAGS) for n in distinct]
-    sizes = np.asarray([0 if direct else fast_length(int(n)) for n, direct in zip(distinct, short, strict=True)])[which]
-    for size in np.unique(sizes):
-        members = np.flatnonzero(sizes == size)
-        yield size == 0, int(size or lengths[members].max()), members
+    together: dict[int, list[int]] = {}
+    for n in set(lengths.tolist()):
+        direct = lags is not None and (n <= DIRECT_LENGTH or lags <= DIRECT_LAGS)
+        together.setdefault(0 if direct else fast_length(n), []).append(n)
+    for length, members in sorted(together.items()):
+        which = slice(None) if len(together) == 1 else np.flatnonzero(np.isin(lengths, members))
+        yield length == 0, length or max(members), which
 
 
 def _define_products(w: Array, x: Array, y: Array, signals: Signals, undone: NDArray[np.bool_], adjoint: bool) -> None:

@@ -13,6 +13,7 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
@@ -30,6 +31,7 @@ __all__ = [
     "read_some",
     "splat",
     "store",
+    "total",
     "width",
     "write",
     "write_some",
@@ -107,6 +109,20 @@ def magnitude(typingctx: Any, largest: Any, lanes: Any) -> Any:
         return builder.bitcast(builder.select(builder.icmp_unsigned(">", a, b), a, b), lanes.llvm)
 
     return lanes(largest, lanes), codegen
+
+
+@intrinsic
+def total(typingctx: Any, lanes: Any) -> Any:
+    """Return the sum over all lanes, in an order that LLVM chooses for the machine."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        number = lanes.llvm.element
+        name = f"llvm.vector.reduce.fadd.v{lanes.width}f{lanes.dtype.bitwidth}"
+        kind = ir.FunctionType(number, [number, lanes.llvm])
+        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        return builder.call(function, [ir.Constant(number, 0), args[0]], fastmath=FAST)
+
+    return lanes.dtype(lanes), codegen
 
 
 @intrinsic

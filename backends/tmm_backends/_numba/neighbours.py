@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from .compile import kernel, part
-from .lanes import broadcast, load, store, width, zeros
+from .lanes import broadcast, load, store, total, width, zeros
 from .passes import enter, forward, inverse, leave
 from .products import safe
 
@@ -93,14 +93,14 @@ def correlate_neighbours(
     kind, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel, chunks, first, last,
     packed_x, packed_g, constants, steps, high, x_buffer, g_buffer, window, totals, notes, peaks, out,
 ):  # fmt: skip
-    """Add up chunks: rows of (first signal, last signal, head, first row of `out`), of a row for each row of a kernel.
+    """Add up chunks: rows of (first signal, last signal, head, next head, first of the `kernel` rows of `out`).
 
     `peaks[signal, head]` gets the product of the largest magnitudes, or NaN where one is above `high` or not finite.
     """
     lanes, quarter = width(x_buffer), x_buffer.shape[0] // (8 * width(x_buffer))
     registers, flat = -(-channels // lanes), window.reshape(-1)
     for chunk in range(first, last):
-        begin, end, head, row = chunks[chunk]
+        begin, end, head, _, row = chunks[chunk]
         totals[:] = 0
         for signal in range(begin, end):
             x_at, g_at, n = signals[signal]
@@ -136,8 +136,8 @@ def correlate_neighbours(
                         store(sums, place + lanes, load(sums, place + lanes) + (x_re * g_im - x_im * g_re))
         for r in range(kernel):
             for i in range(window.shape[0]):
-                re = im = 0 * totals[r, 0]
-                for lane in range(lanes):
-                    re += totals[r, 2 * lanes * i + lane]
-                    im += totals[r, 2 * lanes * i + lanes + lane]
-                out[row + r, 2 * i], out[row + r, 2 * i + 1] = re, im
+                at = 2 * i * lanes
+                out[row + r, 2 * i], out[row + r, 2 * i + 1] = (
+                    total(load(totals[r], at)),
+                    total(load(totals[r], at + lanes)),
+                )

@@ -18,7 +18,7 @@ from .compile import FAST, part
 from .lanes import LLVM, Lanes, magnitude, read, read_some, splat, write, write_some, zeros
 from .plans import JOIN, LEAF, LEAVES, SPLIT
 
-__all__ = ["convolve", "enter", "forward", "inverse", "leave"]
+__all__ = ["convolve", "correlate", "enter", "forward", "inverse", "leave"]
 
 
 class Vector:
@@ -165,6 +165,25 @@ def _leaf(*, splits: bool, joins: bool) -> Any:
     return leaf
 
 
+@intrinsic
+def correlate_leaf(
+    typingctx: Any, total: Any, x_buffer: Any, g_buffer: Any, at: Any, constants: Any, first: Any
+) -> Any:
+    """Split a leaf of each of two buffers, and add the products of their values, the first conjugated, to `total`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        sums, x, g = (Memory(context, builder, array, args[i], args[3]) for i, array in enumerate(sig.args[:3]))
+        table = Memory(context, builder, constants, args[4], args[5])
+        places = _integers(args[3], LEAF)
+        turns = [table.repeated(i) for i in _integers(args[5], LEAF - 1)]
+        x_values, g_values = (split([memory.vector(i) for i in places], turns) for memory in (x, g))
+        for i, x_value, g_value in zip(places, x_values, g_values, strict=True):
+            sums.put(i, sums.vector(i) + x_value.conjugate() * g_value)
+        return context.get_dummy_value()
+
+    return types.void(total, x_buffer, g_buffer, types.intp, constants, types.intp), codegen
+
+
 convolve_leaf = _leaf(splits=True, joins=True)
 split_leaf = _leaf(splits=True, joins=False)
 join_leaf = _leaf(splits=False, joins=True)
@@ -298,6 +317,19 @@ def convolve(buffer, steps, constants, filters):
         else:
             for i in range(radix):
                 convolve_leaf(buffer, first + LEAF * i, constants, at + (LEAF - 1) * i, filters)
+
+
+@part
+def correlate(total, x_buffer, g_buffer, steps, constants):
+    """Add `conj(x) g` to the values in `total`, for the polynomials in two buffers, which are used up."""
+    for s in range(steps.shape[0]):
+        kind, radix, first, size, at = steps[s]
+        if kind == SPLIT:
+            split_block(radix, x_buffer, first, size, constants, at)
+            split_block(radix, g_buffer, first, size, constants, at)
+        elif kind == LEAVES:
+            for i in range(radix):
+                correlate_leaf(total, x_buffer, g_buffer, first + LEAF * i, constants, at + (LEAF - 1) * i)
 
 
 @part
