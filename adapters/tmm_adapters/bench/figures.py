@@ -80,7 +80,7 @@ class Task:
     @property
     def tokens(self) -> int:
         """Tokens of a step of training."""
-        return max(self.n, 2048 if self.quick else 8192)
+        return max(self.n, 1024 if self.quick else 8192)
 
 
 @dataclass(frozen=True)

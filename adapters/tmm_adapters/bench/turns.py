@@ -21,7 +21,7 @@ class Pace:
     turns: int
 
 
-FULL = Pace(seconds=0.9, turns=5)
+FULL = Pace(seconds=0.6, turns=5)
 QUICK = Pace(seconds=0.3, turns=3)
 
 
