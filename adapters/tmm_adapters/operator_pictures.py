@@ -22,11 +22,12 @@ __all__ = ["WHAT_TO_SEE", "WHAT_TO_SEE_OVER_TIME", "plot_over_time", "plot_verdi
 
 WHAT_TO_SEE = (
     "Each curve is a filter's symbol. It turns clockwise around the origin (+) as often as the index is below 0: index "
-    "0 is invertible, -1 like the shift.\nAs many singular values vanish once n is far beyond the lags; "
-    "before, as many as there are zeros well inside the circle."
+    "0 is invertible, -1 like the shift.\nAs many singular values vanish, tokens that the matrix "
+    "forgets, once n is far beyond the lags; before, as many as there are zeros well inside the circle."
 )
 WHAT_TO_SEE_OVER_TIME = (
-    "Where an index jumps, the symbol's curve has crossed the origin: the filter passed one that is not Fredholm.\n"
+    "Where an index jumps, the symbol's curve has crossed the origin. As many tokens as singular values vanish are "
+    "forgotten by the matrix on n tokens; the shift forgets 1.\n"
     "Lags that keep their colour from top to bottom were not moved by training."
 )
 
@@ -88,9 +89,15 @@ def plot_verdicts(path: Path, verdicts: Sequence[Verdict], *, title: str) -> Non
 
 
 def plot_over_time(
-    path: Path, steps: Sequence[int], filters: Sequence[Sequence[Filter]], indices: NDArray[Any], *, title: str
+    path: Path,
+    steps: Sequence[int],
+    filters: Sequence[Sequence[Filter]],
+    indices: NDArray[Any],
+    vanishing: NDArray[Any],
+    *,
+    title: str,
 ) -> None:
-    """Draw a row a layer: the index of each head over the steps of a run, how far its lags moved, and its lags.
+    """Draw a row a layer: over the steps of a run each head's index, vanishing singular values, and lags.
 
     Parameters
     ----------
@@ -102,6 +109,8 @@ def plot_over_time(
         At each step, all filters of the model.
     indices : array of float, (steps, filters)
         Fredholm indices; NaN where there is none.
+    vanishing : array of float, (steps, filters)
+        Singular values that vanish, from `operators.vanishing`; NaN where it is not known.
     title : str
         Stands above.
 
@@ -118,22 +127,18 @@ def plot_over_time(
         colours = colours_of(len(row))
         texts = {filters[0][i].head: f"{_whole(indices[0, i])} to {_whole(indices[-1, i])}" for i in row}
         draw_key(axes[0], _name(filters[0][row[0]], two), texts, colours)
-        start = np.linalg.norm(lags[0, row], axis=-1)
-        for place, (i, colour) in enumerate(zip(row, colours, strict=True)):
-            aside = 0.3 * (place / max(len(row) - 1, 1) - 0.5)  # heads of one index stand beside each other
-            axes[1].plot(steps, indices[:, i] + aside, color=colour, marker="o", markersize=3, linewidth=1)
-            moved = np.linalg.norm(lags[:, i] - lags[0, i], axis=-1) / (start[place] or 1)
-            axes[2].plot(steps, moved, color=colour, marker="o", markersize=3, linewidth=1)
-        axes[1].yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes[2].set_ylim(bottom=0)
-        for ax in axes[1:3]:
+        for ax, numbers in zip(axes[1:3], (indices, vanishing), strict=True):
+            for place, (i, colour) in enumerate(zip(row, colours, strict=True)):
+                aside = 0.3 * (place / max(len(row) - 1, 1) - 0.5)  # heads of one number stand beside each other
+                ax.plot(steps, numbers[:, i] + aside, color=colour, marker="o", markersize=3, linewidth=1)
+            ax.yaxis.set_major_locator(MaxNLocator(integer=True))
             ax.set_xlabel("step")
         _draw_lags_over_time(axes[3], lags[:, row], [filters[0][i].head for i in row])
 
     columns = [
         ("index", 0.11),
         ("index at each evaluation", 0.265),
-        ("distance from the first lags", 0.235),
+        ("singular values that vanish", 0.235),
         ("lags of each head, over their largest; time runs down", 0.375),
     ]
     draw_rows(path, rows, draw, columns=columns, title=f"{title}\n{WHAT_TO_SEE_OVER_TIME}")

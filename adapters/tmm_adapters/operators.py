@@ -16,7 +16,7 @@ from tmm_core.lm import parameter_shapes
 
 from .spectra import FiniteSection, dominant_lag, finite_section, inverse_growth
 
-__all__ = ["Filter", "Verdict", "filters_of", "index_of", "judge"]
+__all__ = ["Filter", "Verdict", "filters_of", "index_of", "judge", "vanishing"]
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,16 @@ def judge(filters: Sequence[Filter], n: int) -> list[Verdict]:
         else:
             verdicts.append(Verdict(f, index_of(f), None, math.nan, None, math.nan))
     return verdicts
+
+
+def vanishing(f: Filter, n: int) -> int | None:
+    """Return how many singular values of a filter's n x n matrix float64 does not tell from 0; None where unknown.
+
+    They tell how many tokens the matrix forgets, and tend to minus the index when n grows far beyond the lags. For
+    fewer rows only zeros well inside the circle count, not those that many small lags put beside it.
+    """
+    rank = finite_section(f.diagonal, n).rank if np.isfinite(f.lags).all() else None
+    return None if rank is None else n - rank
 
 
 def index_of(f: Filter) -> OperatorIndex:

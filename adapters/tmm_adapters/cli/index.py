@@ -9,6 +9,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,16 +75,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--length must be at least 1, and is {arguments.length}")
     if arguments.no_plot and arguments.plot is not None:
         raise ValueError("--plot and --no-plot are both given: choose one")
-    if arguments.over_time and arguments.length is not None:
-        raise ValueError("--length is for the matrices, which --over-time does not look at: leave it out")
-    return _over_time(arguments) if arguments.over_time else _now(arguments)
+    _one_thread()
+    from tmm_core import use_backend
+
+    # No product here is worth compiling an engine for; a choice of the user's stays.
+    with nullcontext() if "TMM_BACKEND" in os.environ else use_backend("array_api"):
+        return _over_time(arguments) if arguments.over_time else _now(arguments)
 
 
 def _now(arguments: argparse.Namespace) -> int:
     """Judge a model as it is."""
     source, config, lags, picture = _model(arguments)
-    # Read when NumPy is loaded. Threads gain little here, and beside another busy process cost a factor of ten.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from ..operator_pictures import WHAT_TO_SEE, plot_verdicts
     from ..operators import filters_of, judge
     from ..panels import require_picture
@@ -96,7 +98,8 @@ def _now(arguments: argparse.Namespace) -> int:
             f"note: {len(filters)} matrices on {n} tokens take a while; --length {_LENGTH} is quicker", file=sys.stderr
         )
     verdicts = judge(filters, n)
-    summary = f"{_summary([v.index.index for v in verdicts])}; {_vanishing(verdicts, n)}"
+    ranks = [None if v.section is None else v.section.rank for v in verdicts]
+    summary = _summary([v.index.index for v in verdicts], [None if rank is None else n - rank for rank in ranks])
     if arguments.json:
         print(json.dumps({"model": str(source), "n": n, "filters": [_plain(v) for v in verdicts]}, indent=2))
     else:
@@ -116,7 +119,7 @@ def _over_time(arguments: argparse.Namespace) -> int:
     from tmm_core import TMMConfig
 
     from ..operator_pictures import WHAT_TO_SEE_OVER_TIME, plot_over_time
-    from ..operators import filters_of, index_of
+    from ..operators import filters_of, index_of, vanishing
     from ..panels import require_picture
 
     config = TMMConfig.from_dict(run.description["config"])
@@ -127,10 +130,16 @@ def _over_time(arguments: argparse.Namespace) -> int:
     if not arguments.no_plot:
         require_picture(picture, config.n_layers * config.mix_layers)
     moments = [filters_of(read_tensors(path), config) for path in logs.values()] or [filters_of({}, config)]
-    steps, found = list(logs), [[index_of(f).index for f in moment] for moment in moments]
+    steps, n = list(logs), arguments.length or min(config.max_len, _LENGTH)
+    found = [[index_of(f).index for f in moment] for moment in moments]
+    vanished = [[vanishing(f, n) for f in moment] for moment in moments]
+    summary = f"at the end: {_summary(found[-1], vanished[-1])}"
     if arguments.json:
-        rows = [{**_place(f), "index": [now[i] for now in found]} for i, f in enumerate(moments[-1])]
-        print(json.dumps({"run": str(run.folder), "steps": steps, "filters": rows}, indent=2))
+        rows = [
+            {**_place(f), "index": [now[i] for now in found], "vanishing": [now[i] for now in vanished]}
+            for i, f in enumerate(moments[-1])
+        ]
+        print(json.dumps({"run": str(run.folder), "steps": steps, "n": n, "filters": rows}, indent=2))
     else:
         print(f"{run.folder}: {_size(config)}; the index at {len(steps)} evaluations, by step\n")
         shown = sorted({round(t) for t in np.linspace(0, len(steps) - 1, _MOST_STEPS)})
@@ -138,12 +147,20 @@ def _over_time(arguments: argparse.Namespace) -> int:
         for i, f in enumerate(moments[-1]):
             table.append([*_place_cells(f, config), *(_index_cell(found[t][i]) for t in shown)])
         _print_table(table)
-        print(f"\nat the end: {_summary(found[-1])}\n{WHAT_TO_SEE_OVER_TIME}")
+        print(f"\n{summary}\n{WHAT_TO_SEE_OVER_TIME}")
     if not arguments.no_plot:
-        indices = np.asarray(found, np.float64)  # None becomes NaN
-        title = f"{run.folder}, steps {steps[0]} to {steps[-1]}\nat the end: {_summary(found[-1])}"
-        _draw(picture, lambda: plot_over_time(picture, steps, moments, indices, title=title), quiet=arguments.json)
+        numbers = [np.asarray(a, np.float64) for a in (found, vanished)]  # None becomes NaN
+        title = f"{run.folder}, steps {steps[0]} to {steps[-1]}, n = {n} tokens\n{summary}"
+        _draw(picture, lambda: plot_over_time(picture, steps, moments, *numbers, title=title), quiet=arguments.json)
     return 0
+
+
+def _one_thread() -> None:
+    """Let linear algebra keep to one thread: more gain little here, and beside another process cost a factor of ten.
+
+    Read when NumPy loads: not where it is loaded already, and not where the user chose.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _model(arguments: argparse.Namespace) -> tuple[Path, TMMConfig, dict[str, Any], Path]:
@@ -248,30 +265,25 @@ def _size(config: TMMConfig) -> str:
     return f"{config.n_layers} layers of {each}{products}, {config.lags} lags{kernel}"
 
 
-def _summary(indices: Sequence[int | None]) -> str:
-    """Return how many filters have which index.
+def _summary(indices: Sequence[int | None], vanishing: Sequence[int | None]) -> str:
+    """Return how many filters have which index, and how many have how many singular values that vanish.
 
-    >>> _summary([-1, 0, -1, None])
-    'index of 4 filters: 0 in 1, -1 in 2, none in 1'
+    >>> _summary([-1, 0, -1, None], [1, 0, 1, None])
+    'index of 4 filters: 0 in 1, -1 in 2, none in 1; singular values that vanish: 0 in 1, 1 in 2, unknown in 1'
     """
-    return f"index of {len(indices)} filter{'s'[: len(indices) != 1]}: {_counts(indices)}"
+    filters = f"{len(indices)} filter{'s'[: len(indices) != 1]}"
+    return f"index of {filters}: {_counts(indices)}; singular values that vanish: {_counts(vanishing, 'unknown')}"
 
 
-def _counts(numbers: Sequence[int | None]) -> str:
+def _counts(numbers: Sequence[int | None], missing: str = "none") -> str:
     """Return how often each number is there, those nearest to 0 first; beyond six of them the others as a range."""
     counts = Counter(numbers)
     known = sorted((i for i in counts if i is not None), key=abs)
     parts = [f"{i} in {counts[i]}" for i in known]
     if len(known) > 6:
         parts = [*parts[:5], f"{known[5]} to {known[-1]} in {sum(counts[i] for i in known[5:])}"]
-    parts += [f"none in {counts[None]}"] if None in counts else []
+    parts += [f"{missing} in {counts[None]}"] if None in counts else []
     return ", ".join(parts)
-
-
-def _vanishing(verdicts: Sequence[Verdict], n: int) -> str:
-    """Return how many filters have how many singular values that float64 does not tell from 0."""
-    ranks = [None if v.section is None else v.section.rank for v in verdicts]
-    return f"singular values that vanish: {_counts([None if rank is None else n - rank for rank in ranks])}"
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:
