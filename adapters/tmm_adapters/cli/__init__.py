@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Torch's and Numba's thread pools fight over the cores unless idle threads sleep; read when the libraries load.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _prepare_streams()
+    _show_messages()
     debug = False
     try:
         arguments = build_parser().parse_args(argv)
@@ -52,6 +54,16 @@ def _prepare_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (open until the end)
         elif isinstance(stream, io.TextIOWrapper):  # a model may write what the terminal's encoding lacks
             stream.reconfigure(errors="backslashreplace")
+
+
+def _show_messages() -> None:
+    """Write what `tmm_core` has to say to stderr, such as that it compiles, which takes seconds."""
+    log = logging.getLogger("tmm_core")
+    if not log.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("tmm: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import correlations, neighbours, products
+from .lanes import KINDS
 from .plans import plan
 from .threads import share_out, thread_count
 from .work import Filters, Groups, Kind, Signals, aligned
@@ -49,7 +51,7 @@ def spectra_of(filters: Filters, kind: Kind, length: int, sign: int) -> Array:
 
         def work(first: int, last: int) -> None:
             products.spectra(
-                kind.computed(0), filters.unit.ctypes.data, filters.lags, lags, len(out), first, last, sign,
+                (kind.computed(0),), filters.unit.ctypes.data, filters.lags, lags, len(out), first, last, sign,
                 steps.constants, steps.steps, buffer, out,
             )  # fmt: skip
 
@@ -70,15 +72,25 @@ class Product:
     filters: Filters
     adjoint: bool
 
+    @property
+    def marks(self) -> tuple[Any, Any]:
+        """What tells a kernel the dtypes of the arrays."""
+        return KINDS[self.x.dtype.name], KINDS[self.y.dtype.name]
+
+    @functools.cached_property
+    def groups(self) -> Groups:
+        """The registers of channels."""
+        packed = self.x.strides[-1] == self.x.itemsize
+        return Groups.of(self.x.shape[-1], self.filters.heads, self.kind.lanes, packed=packed)
+
     def _over_groups(self, run: Callable[..., None], memory: Callable[[], tuple[Array, ...]], length: int) -> Array:
         """Let threads run a kernel over all signals and groups."""
-        packed = self.x.strides[-1] == self.x.itemsize
-        groups = Groups.of(self.x.shape[-1], self.filters.heads, self.kind.lanes, packed=packed)
+        groups = self.groups
         jobs = len(self.signals) * len(groups.channels)
         unsafe = np.zeros(jobs, bool)
-        by_group = bool(np.any(groups.shared < 0))
+        by_group = groups.mixed
         arguments = (
-            self.kind.mark, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
+            self.marks, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
             self.y.strides[-2], self.signals.rows(self.x, self.y), groups.rows(self.x.strides[-1], self.y.itemsize),
             groups.heads, by_group,
         )  # fmt: skip
@@ -103,11 +115,10 @@ class Product:
         """Multiply in the frequency domain, by transforms of a length."""
         steps = plan(length, self.kind.computed.__name__)
         spectra = spectra_of(self.filters, self.kind, length, -1 if self.adjoint else 1)
-        mixed = self.x.shape[-1] // self.filters.heads % self.kind.lanes != 0
 
         def memory() -> tuple[Array, ...]:
             buffer, notes = _buffers(self.kind, length, 1)
-            return buffer, aligned((length if mixed else 0, 2 * self.kind.lanes), self.kind.computed), notes
+            return buffer, aligned((length if self.groups.mixed else 0, 2 * self.kind.lanes), self.kind.computed), notes
 
         def run(*arguments: Any) -> None:
             *most, buffer, own, notes, unsafe = arguments
@@ -127,7 +138,7 @@ class Product:
 
         def memory() -> tuple[Array, ...]:
             buffer = aligned(((length + products.OUTPUTS) * self.kind.lanes,), self.kind.computed)
-            own = aligned((rows, self.kind.lanes), self.kind.computed)
+            own = aligned((rows if self.groups.mixed else 0, self.kind.lanes), self.kind.computed)
             return buffer, own, aligned((self.kind.lanes,), self.kind.computed)
 
         def run(*arguments: Any) -> None:
@@ -154,7 +165,7 @@ class Product:
 
             def work(first: int, last: int) -> None:
                 neighbours.product_of_neighbours(
-                    self.kind.mark, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
+                    self.marks, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
                     self.y.strides[-2], self.y.itemsize, signals, heads, channels, first, last,
                     spectra, self.filters.kernel, self.filters.scales, self.adjoint, packed, steps.constants,
                     steps.steps, self.kind.lowest, self.kind.highest, buffer, window, notes, unsafe.reshape(-1),
@@ -190,6 +201,11 @@ class Correlation:
     kernel: int
     lags: int
 
+    @property
+    def marks(self) -> tuple[Any, Any]:
+        """What tells a kernel the dtypes of the arrays."""
+        return KINDS[self.x.dtype.name], KINDS[self.g.dtype.name]
+
     def compute(self, length: int) -> tuple[Array, Array]:
         """Return the lags, `(h, m, k)`, by transforms of a length, and for each head what tells whether they are good.
 
@@ -209,7 +225,7 @@ class Correlation:
 
             def work(first: int, last: int) -> None:
                 correlations.lags(
-                    self.kind.computed(0), spectra, first, last, steps.constants, steps.steps, buffer, notes, out
+                    (self.kind.computed(0),), spectra, first, last, steps.constants, steps.steps, buffer, notes, out
                 )
 
             return work
@@ -251,7 +267,7 @@ class Correlation:
 
             def work(first: int, last: int) -> None:
                 correlations.correlate(
-                    kind.mark, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
+                    self.marks, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, rows, groups.heads, chunks, first, last,
                     steps.constants, steps.steps, kind.highest, *buffers, notes, peaks, out,
                 )  # fmt: skip
@@ -280,7 +296,7 @@ class Correlation:
 
             def work(first: int, last: int) -> None:
                 neighbours.correlate_neighbours(
-                    kind.mark, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
+                    self.marks, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, self.heads, channels, kernel, chunks, first, last,
                     x.strides[-1] == x.itemsize, g.strides[-1] == g.itemsize, steps.constants, steps.steps,
                     kind.highest, x_buffer, g_buffer, window, totals, notes, peaks, out,

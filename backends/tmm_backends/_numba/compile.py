@@ -23,6 +23,9 @@ __all__ = ["FAST", "kernel", "part"]
 # Not "nnan" or "ninf": they would delete the checks for entries that are not finite.
 FAST = ("contract", "reassoc", "nsz", "arcp")
 
+HALVES = {"int16": "float16", "uint16": "bfloat16"}
+"""Dtypes that a kernel is told of by another one, for Numba does not know them."""
+
 log = logging.getLogger("tmm_core")
 
 
@@ -32,7 +35,7 @@ def part(function: Callable[..., Any]) -> Any:
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function that Python calls, for each type of its first argument, and keep its machine code."""
+    """Compile a function that Python calls, for the dtypes that its first argument tells, and keep its machine code."""
     config: Any = numba.config
     before = config.CACHE_DIR
     config.CACHE_DIR = str(FOLDER or before)
@@ -40,22 +43,24 @@ def kernel(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(nogil=True, fastmath=set(FAST), error_model="numpy", cache=FOLDER is not None)(function)
     finally:
         config.CACHE_DIR = before
-    ready: set[type] = set()
+    ready: set[tuple[type, ...]] = set()
     lock = threading.Lock()
 
     @functools.wraps(function)
-    def call(kind: Any, *arguments: Any) -> None:
-        if type(kind) not in ready:
+    def call(kinds: tuple[Any, ...], *arguments: Any) -> None:
+        key = tuple(type(kind) for kind in kinds)
+        if key not in ready:
             with lock:  # one thread compiles, or loads; others wait for it
-                mark = None if FOLDER is None else FOLDER / f"{function.__name__}-{type(kind).__name__}.compiled"
+                dtypes = " and ".join(dict.fromkeys(HALVES.get(kind.__name__, kind.__name__) for kind in key))
+                mark = None if FOLDER is None else FOLDER / f"{function.__name__} {dtypes}.compiled"
                 if mark is None or not mark.exists():
-                    log.info("compiling %s for numbers of %s, %s", function.__name__, type(kind).__name__, KEPT)
-                compiled(kind, *arguments)
+                    log.info("compiling the Numba kernel %s for %s, %s", function.__name__, dtypes, KEPT)
+                compiled(kinds, *arguments)
                 if mark is not None:
                     mark.touch()
-                ready.add(type(kind))
+                ready.add(key)
         else:
-            compiled(kind, *arguments)
+            compiled(kinds, *arguments)
 
     return call
 

@@ -19,7 +19,7 @@ __all__ = ["correlate", "lags"]
 
 @kernel
 def correlate(
-    kind, x, x_time, x_lane, g, g_time, g_lane, signals, groups, heads, chunks, first, last,
+    kinds, x, x_time, x_lane, g, g_time, g_lane, signals, groups, heads, chunks, first, last,
     constants, steps, high, x_buffer, g_buffer, sums, notes, peaks, out,
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, first group, last group, first row of `out`).
@@ -36,10 +36,10 @@ def correlate(
             x_at, g_at, n = signals[signal]
             for group in range(first_group, last_group):
                 x_group, g_group, channels, _ = groups[group]
-                x_peak = enter(kind, x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants)
+                x_peak = enter(kinds[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants)
                 ok = safe(x_peak, 0, high, notes)
                 peaks[signal, group] = notes
-                g_peak = enter(kind, g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants)
+                g_peak = enter(kinds[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants)
                 ok = safe(g_peak, 0, high, notes) and ok
                 peaks[signal, group] *= notes
                 if ok:
@@ -65,7 +65,7 @@ def gather(sums, heads, filter, out, row):
 
 
 @kernel
-def lags(kind, spectra, first, last, constants, steps, buffer, notes, out):
+def lags(kinds, spectra, first, last, constants, steps, buffer, notes, out):
     """Transform spectra back: `out[j, f]` is lag j of filter f; a job is a register full of filters."""
     lanes, length = width(buffer), spectra.shape[1] // 2
     notes[:] = 1 / length
@@ -80,4 +80,4 @@ def lags(kind, spectra, first, last, constants, steps, buffer, notes, out):
                 buffer[2 * lanes * i + lanes + lane] = spectra[row + lane, 2 * i + 1]
         inverse(buffer, steps, constants)
         address = out.ctypes.data + row * out.itemsize
-        leave(kind, address, out.strides[0], some, out.shape[0], buffer, length // 4, constants, scale)
+        leave(kinds[0], address, out.strides[0], some, out.shape[0], buffer, length // 4, constants, scale)

@@ -63,9 +63,9 @@ class NumbaEngine:
         if exact:
             y: Array = _maths.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=True, segment_ids=segment_ids)
             return y
-        kind = KIND[_arrays.result_dtype_name(w, x)]
+        dtype, kind = _arrays.result_dtype(w, x), KIND[_arrays.result_dtype_name(w, x)]
         x = _in(kind, x)
-        y = aligned(x.shape, x.dtype)
+        y = aligned(x.shape, dtype)
         if x.size == 0:
             return y
         signals = _signals(x, segment_ids)
@@ -95,18 +95,18 @@ class NumbaEngine:
 
         if exact:
             return define(x, g, heads)
-        kind = KIND[_arrays.result_dtype_name(x, g)]
+        dtype, kind = _arrays.result_dtype(x, g), KIND[_arrays.result_dtype_name(x, g)]
         x, g = _in(kind, x), _in(kind, g)
         c = np.zeros((heads, kernel, lags), kind.computed)
         if x.size == 0:
-            return c.astype(x.dtype)
+            return c.astype(dtype)
         signals, used = _signals(x, segment_ids), min(lags, x.shape[-2])
         peaks = np.zeros(heads)
         for _, size, which in _methods(signals.length, None):
             part, its_peaks = Correlation(kind, x, g, signals[which], heads, kernel, used).compute(size)
             c[..., : part.shape[-1]] += part
             peaks += its_peaks
-        c = c.astype(x.dtype)
+        c = c.astype(dtype)
         width = x.shape[-1] // heads
         for head in np.flatnonzero((peaks != 0) & ~(peaks >= kind.lowest)):  # NaN, too
             its = slice(head * width, (head + 1) * width)
@@ -115,8 +115,8 @@ class NumbaEngine:
 
 
 def _in(kind: Kind, a: Array) -> Array:
-    """Return an array in the dtype of the result: as it is where all arrays have one dtype."""
-    return a if a.dtype.name == kind.name else a.astype(kind.name)
+    """Return an array in a dtype that is read as it is: all that are computed in the dtype that the result is."""
+    return a if KIND[a.dtype.name].computed == kind.computed else a.astype(kind.name)
 
 
 def _signals(x: Array, segment_ids: Array | None) -> Signals:

@@ -59,7 +59,7 @@ def filter_window(window, buffer, filters, first, kernel, below):
 
 @kernel
 def product_of_neighbours(
-    kind, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
+    kinds, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
     filters, kernel, scales, adjoint, packed, constants, steps, low, high, buffer, window, notes, unsafe,
 ):  # fmt: skip
     """Multiply by transforms; of `heads` heads with `channels` channels each, `unsafe[job]` may leave the range."""
@@ -77,7 +77,7 @@ def product_of_neighbours(
             count = min(lanes, channels - register * lanes)
             if packed and count == lanes:
                 count = 0
-            peak = enter(kind, x + x_at + channel * x_lane, x_time, x_lane, count, n, buffer, quarter, constants)
+            peak = enter(kinds[0], x + x_at + channel * x_lane, x_time, x_lane, count, n, buffer, quarter, constants)
             if not safe(peak, low, high, notes):
                 unsafe[job] = True
                 break
@@ -85,12 +85,12 @@ def product_of_neighbours(
             move_in(window, buffer, not adjoint)
             filter_window(window, buffer, filters, head * kernel, kernel, not adjoint)
             inverse(buffer, steps, constants)
-            leave(kind, y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale)
+            leave(kinds[1], y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale)
 
 
 @kernel
 def correlate_neighbours(
-    kind, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel, chunks, first, last,
+    kinds, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel, chunks, first, last,
     packed_x, packed_g, constants, steps, high, x_buffer, g_buffer, window, totals, notes, peaks, out,
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, head, next head, first of the `kernel` rows of `out`).
@@ -111,12 +111,12 @@ def correlate_neighbours(
                 full = count == lanes
                 x_count, g_count = 0 if full and packed_x else count, 0 if full and packed_g else count
                 peak = enter(
-                    kind, x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
+                    kinds[0], x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
                 )
                 ok = safe(peak, 0, high, notes)
                 x_peak = notes.max()
                 peak = enter(
-                    kind, g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
+                    kinds[1], g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
                 )
                 ok = safe(peak, 0, high, notes) and ok
                 peaks[signal, head, register] = np.float64(x_peak) * notes.max() if ok else np.nan

@@ -4,6 +4,7 @@ A job is one signal, a document or a whole row, of one group of channels: as man
 `j` is signal `j // groups` of group `j % groups`, or the other way round where filters differ within groups, which are
 then laid out lane by lane once a group. Threads take ranges of jobs, each with memory of its own.
 
+The first argument of a kernel holds scalars that stand for the dtypes of its arrays, as `lanes.KINDS` has them.
 `signals` has rows of (offset of the input, offset of the result, length), in bytes; `groups` rows of (offset of the
 input, offset of the result, channels or 0 for a full register, filter of all its lanes or -1), `heads` the filter of
 each lane of a group.
@@ -51,7 +52,7 @@ def lane_by_lane(values, heads, notes):
 
 
 @kernel
-def spectra(kind, w, spacing, lags, count, first, last, sign, constants, steps, buffer, out):
+def spectra(kinds, w, spacing, lags, count, first, last, sign, constants, steps, buffer, out):
     """Transform filters: `out[f]` is the spectrum of filter f over the length, conjugated for a sign of -1.
 
     At the address `w` begin `count` filters, each `spacing` entries after the other; a job is a register full of them.
@@ -60,7 +61,7 @@ def spectra(kind, w, spacing, lags, count, first, last, sign, constants, steps, 
     for job in range(first, last):
         row = job * lanes
         some = min(lanes, count - row)
-        enter(kind, w + row * spacing * item, item, spacing * item, some, lags, buffer, length // 4, constants)
+        enter(kinds[0], w + row * spacing * item, item, spacing * item, some, lags, buffer, length // 4, constants)
         forward(buffer, steps, constants)
         for i in range(length):
             for lane in range(some):
@@ -70,7 +71,7 @@ def spectra(kind, w, spacing, lags, count, first, last, sign, constants, steps, 
 
 @kernel
 def product(
-    kind, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
+    kinds, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
     filters, scales, constants, steps, low, high, buffer, own, notes, unsafe,
 ):  # fmt: skip
     """Multiply by transforms, and note the jobs whose numbers may leave the range of transforms, which stay undone."""
@@ -80,7 +81,7 @@ def product(
         signal, group = job_of(job, signals, groups, by_group)
         x_at, y_at, n = signals[signal]
         x_group, y_group, count, filter = groups[group]
-        peak = enter(kind, x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
+        peak = enter(kinds[0], x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
         if not safe(peak, low, high, notes):
             unsafe[job] = True
             continue
@@ -95,7 +96,7 @@ def product(
                         own[i, lanes + lane] = filters[heads[group, lane], 2 * i + 1]
             convolve(buffer, steps, constants, own)
         scale = lane_by_lane(scales, heads[group], notes)
-        leave(kind, y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
+        leave(kinds[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
 
 
 # Directly ------------------------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ def sums(signal, n, lags, count, kind, y, y_time, channels, scale):
 
 @kernel
 def product_directly(
-    kind, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
+    kinds, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
     lags, count, scales, reverse, low, high, buffer, own, notes, unsafe,
 ):  # fmt: skip
     """Multiply by direct sums; `lags` has zeros around the `count` lags of each filter. In reverse, the adjoint."""
@@ -175,7 +176,7 @@ def product_directly(
             x_from, x_step, y_from, y_step = x_from + (n - 1) * x_time, -x_time, y_from + (n - 1) * y_time, -y_time
         peak = zeros(buffer)
         for t in range(-(-n // OUTPUTS) * OUTPUTS):
-            lanes_of_t = fetch(kind, x_from, x_step, x_lane, channels, t, n, buffer)
+            lanes_of_t = fetch(kinds[0], x_from, x_step, x_lane, channels, t, n, buffer)
             peak = magnitude(peak, lanes_of_t)
             store(buffer, t * lanes, lanes_of_t)
         if not safe(peak, low, high, notes):
@@ -183,11 +184,11 @@ def product_directly(
             continue
         scale = lane_by_lane(scales, heads[group], notes)
         if filter >= 0:
-            sums(buffer, n, lags[filter], count, kind, y_from, y_step, channels, scale)
+            sums(buffer, n, lags[filter], count, kinds[1], y_from, y_step, channels, scale)
         else:
             if group != at_hand:
                 at_hand = group
                 for lane in range(lanes):
                     for j in range(own.shape[0]):
                         own[j, lane] = lags[heads[group, lane], j]
-            sums(buffer, n, own, count, kind, y_from, y_step, channels, scale)
+            sums(buffer, n, own, count, kinds[1], y_from, y_step, channels, scale)

@@ -30,8 +30,6 @@ class Kind:
     """Name of the dtype of signals and results."""
     computed: type[Any]
     """The dtype of buffers and filters: halves are computed in float32."""
-    mark: Any
-    """A scalar that tells a kernel the dtype."""
     lanes: int
     """Numbers of a register."""
     lowest: float
@@ -44,8 +42,8 @@ class Kind:
 
 def _kind(name: str) -> Kind:
     if name == "float64":
-        return Kind(name, np.float64, KINDS[name], WIDTHS[types.float64], 2.0**-800, 2.0**400, 400)
-    return Kind(name, np.float32, KINDS[name], WIDTHS[types.float32], 2.0**-100, 2.0**50, 40)
+        return Kind(name, np.float64, WIDTHS[types.float64], 2.0**-800, 2.0**400, 400)
+    return Kind(name, np.float32, WIDTHS[types.float32], 2.0**-100, 2.0**50, 40)
 
 
 KIND = {name: _kind(name) for name in KINDS}
@@ -106,6 +104,11 @@ class Groups:
         lane_heads = np.minimum(channels[:, None] + np.arange(lanes), d - 1) // (d // heads)
         shared = np.where(lane_heads[:, 0] == lane_heads[:, -1], lane_heads[:, 0], -1)
         return cls(channels, np.where((counts == lanes) & packed, 0, counts), lane_heads, shared)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there is a group with several filters."""
+        return bool(np.any(self.shared < 0))
 
     def rows(self, first_stride: int, second_stride: int) -> Ints:
         """Return the groups as kernels read them, for the strides between channels of two arrays, in bytes."""
