@@ -125,7 +125,7 @@ def lags_of(spectra, kind, length):
     buffer, notes = calls._buffers(kind, length, 1)
     out = np.empty((length, len(spectra)), kind.computed)
     correlations.lags(
-        kind.computed(0), spectra, 0, -(-len(spectra) // kind.lanes), plan.constants, plan.steps, buffer, notes, out
+        (kind.computed(0),), spectra, 0, -(-len(spectra) // kind.lanes), plan.constants, plan.steps, buffer, notes, out
     )
     return out
 
