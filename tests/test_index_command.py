@@ -498,3 +498,8 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(
         option in shown for option in ("DIR", "--json", "--plot", "--no-plot", "--length", "--over-time", "--mean")
     )
+
+
+def test_a_pdf_has_pages_of_four_rows(tmp_path: Path, told: Callable[..., str]) -> None:
+    told(make(tmp_path / "model", n_layers=6, n_heads=1, max_len=8), "--plot", tmp_path / "index.pdf")
+    assert len(re.findall(rb"/Type /Page\b", (tmp_path / "index.pdf").read_bytes())) == 2

@@ -48,7 +48,7 @@ def plot_verdicts(path: Path, verdicts: Sequence[Verdict], *, title: str) -> Non
     Parameters
     ----------
     path : Path
-        A PNG, with all layers below each other, or a PDF, with four layers a page.
+        A PNG, with all layers below each other, or a PDF, with four rows a page.
     verdicts : sequence of Verdict
         From `operators.judge`.
     title : str

@@ -1,8 +1,9 @@
 """Spectra of causal Toeplitz matrices: singular values, rank and condition of the finite sections T_n, the inverse.
 
 The finite section T_n is the leading n x n block of the operator, what a layer applies to n tokens. A filter of index
--m on the half-line shows in its sections: m singular values fall exponentially with n, the others keep above the
-symbol's smallest magnitude (Boettcher and Silbermann, Introduction to Large Truncated Toeplitz Matrices, chapter 4).
+-m on the half-line shows in its sections: m singular values fall exponentially with n, the others tend to no less than
+the symbol's smallest magnitude (A. Böttcher and B. Silbermann, *Introduction to Large Truncated Toeplitz Matrices*,
+chapter 4). How soon is up to the zeros: those at |u| < 1 give singular values of the size |u|^n.
 Filters are arrays of float64 or complex128, converted where they are not; all is computed on the host.
 """
 
@@ -198,7 +199,7 @@ def dominant_lag(w: ArrayLike, /) -> tuple[int, float]:
 def _filter(w: ArrayLike, *, heads: bool = False) -> NDArray[Any]:
     """Return lags as float64 or complex128, checked."""
     w = np.asarray(w)
-    if w.dtype.kind not in "biuf" and w.dtype.kind != "c" and w.dtype.name != "bfloat16":
+    if w.dtype.kind not in "biufc" and w.dtype.name != "bfloat16":
         raise TypeError(f"w must hold numbers, and is an array of {w.dtype}")
     if w.ndim not in ((1, 2) if heads else (1,)) or w.shape[-1] == 0:
         expected = "(k,) or (h, k)" if heads else "(k,), the lags of one filter,"
