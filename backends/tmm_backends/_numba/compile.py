@@ -6,10 +6,13 @@ folder is named by a hash of all sources of this package, so edited code is neve
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
+import stat
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -55,9 +58,13 @@ def kernel(function: Callable[..., Any]) -> Any:
                 mark = None if FOLDER is None else FOLDER / f"{function.__name__} {dtypes}.compiled"
                 if mark is None or not mark.exists():
                     log.info("compiling the Numba kernel %s for %s, %s", function.__name__, dtypes, KEPT)
-                compiled(kinds, *arguments)
-                if mark is not None:
-                    mark.touch()
+                try:
+                    compiled(kinds, *arguments)
+                except OSError as error:  # a full disk, say: it is compiled, but could not be kept, and has not run
+                    log.warning("the Numba kernel %s could not be kept on disk: %s", function.__name__, error)
+                    compiled(kinds, *arguments)
+                else:
+                    _touch(mark)
                 ready.add(key)
         else:
             compiled(kinds, *arguments)
@@ -65,18 +72,25 @@ def kernel(function: Callable[..., Any]) -> Any:
     return call
 
 
+def _touch(mark: Path | None) -> None:
+    """Note that a kernel is kept, so that no later process says that it compiles it."""
+    if mark is not None and not mark.exists():
+        with contextlib.suppress(OSError):
+            mark.touch()
+
+
 def _folder() -> Path | None:
     """Return where machine code is kept: under NUMBA_CACHE_DIR, the user's cache or the temporary folder; or None."""
-    sources = hashlib.sha256()
+    sources = hashlib.sha256(f"{numba.__version__} {sys.implementation.cache_tag}".encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         sources.update(path.read_bytes())
     name = f"tmm-numba-{sources.hexdigest()[:16]}"
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    shared = os.path.join(tempfile.gettempdir(), f"tmm-{os.getuid()}" if hasattr(os, "getuid") else "tmm")
-    for parent in (os.environ.get("NUMBA_CACHE_DIR"), cache, shared):
-        if parent and _is_ours(Path(parent) / name):
-            return Path(parent) / name
-    return None
+    places = [Path(parent) / name for parent in (os.environ.get("NUMBA_CACHE_DIR"), cache) if parent]
+    with contextlib.suppress(FileNotFoundError):  # there is no temporary folder, either
+        # Not below a folder there, which might be somebody else's; and of another name for each user.
+        places.append(Path(tempfile.gettempdir()) / (f"{name}-{os.getuid()}" if hasattr(os, "getuid") else name))
+    return next((place for place in places if _is_ours(place)), None)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -87,10 +101,12 @@ def _is_ours(folder: Path) -> bool:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            state = folder.stat()
+            state = folder.lstat()  # a link might lead elsewhere later
     except OSError:
         return False
-    return not hasattr(os, "getuid") or (state.st_uid == os.getuid() and not state.st_mode & 0o022)
+    if not hasattr(os, "getuid"):
+        return True
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022
 
 
 FOLDER = _folder()
