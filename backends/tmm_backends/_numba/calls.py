@@ -269,7 +269,7 @@ class Correlation:
                 correlations.correlate(
                     self.marks, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, rows, groups.heads, chunks, first, last,
-                    steps.constants, steps.steps, kind.highest, *buffers, notes, peaks, out,
+                    steps.constants, steps.steps, kind.lowest, kind.highest, *buffers, notes, peaks, out,
                 )  # fmt: skip
 
             return work
@@ -299,7 +299,7 @@ class Correlation:
                     self.marks, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, self.heads, channels, kernel, chunks, first, last,
                     x.strides[-1] == x.itemsize, g.strides[-1] == g.itemsize, steps.constants, steps.steps,
-                    kind.highest, x_buffer, g_buffer, window, totals, notes, peaks, out,
+                    kind.lowest, kind.highest, x_buffer, g_buffer, window, totals, notes, peaks, out,
                 )  # fmt: skip
 
             return work

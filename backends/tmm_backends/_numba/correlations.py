@@ -20,13 +20,13 @@ __all__ = ["correlate", "lags"]
 @kernel
 def correlate(
     kinds, x, x_time, x_lane, g, g_time, g_lane, signals, groups, heads, chunks, first, last,
-    constants, steps, high, x_buffer, g_buffer, sums, notes, peaks, out,
+    constants, steps, low, high, x_buffer, g_buffer, sums, notes, peaks, out,
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, first group, last group, first row of `out`).
 
     The groups of a chunk have one filter, or it is one group of several; `out` gets a spectrum for each filter.
-    `peaks[signal, group]` gets, lane by lane, the product of the largest magnitudes, or NaN where one is above `high`
-    or not finite, and the signal is left out.
+    `peaks[signal, group]` gets, lane by lane, the product of the largest magnitudes, or NaN where one may leave the
+    range of transforms, and the signal is left out.
     """
     quarter = sums.shape[0] // (8 * width(sums))
     for chunk in range(first, last):
@@ -37,10 +37,10 @@ def correlate(
             for group in range(first_group, last_group):
                 x_group, g_group, channels, _ = groups[group]
                 x_peak = enter(kinds[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants)
-                ok = safe(x_peak, 0, high, notes)
+                ok = safe(x_peak, low, high, notes)
                 peaks[signal, group] = notes
                 g_peak = enter(kinds[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants)
-                ok = safe(g_peak, 0, high, notes) and ok
+                ok = safe(g_peak, low, high, notes) and ok
                 peaks[signal, group] *= notes
                 if ok:
                     passes.correlate(sums, x_buffer, g_buffer, steps, constants)

@@ -91,11 +91,11 @@ def product_of_neighbours(
 @kernel
 def correlate_neighbours(
     kinds, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel, chunks, first, last,
-    packed_x, packed_g, constants, steps, high, x_buffer, g_buffer, window, totals, notes, peaks, out,
+    packed_x, packed_g, constants, steps, low, high, x_buffer, g_buffer, window, totals, notes, peaks, out,
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, head, next head, first of the `kernel` rows of `out`).
 
-    `peaks[signal, head]` gets the product of the largest magnitudes, or NaN where one is above `high` or not finite.
+    `peaks[signal, head]` gets the product of the largest magnitudes, or NaN where one may leave the range.
     """
     lanes, quarter = width(x_buffer), x_buffer.shape[0] // (8 * width(x_buffer))
     registers, flat = -(-channels // lanes), window.reshape(-1)
@@ -113,12 +113,12 @@ def correlate_neighbours(
                 peak = enter(
                     kinds[0], x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
                 )
-                ok = safe(peak, 0, high, notes)
+                ok = safe(peak, low, high, notes)
                 x_peak = notes.max()
                 peak = enter(
                     kinds[1], g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
                 )
-                ok = safe(peak, 0, high, notes) and ok
+                ok = safe(peak, low, high, notes) and ok
                 peaks[signal, head, register] = np.float64(x_peak) * notes.max() if ok else np.nan
                 if not ok:
                     break

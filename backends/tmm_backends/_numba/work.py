@@ -61,7 +61,7 @@ class Filters:
     heads: int
     kernel: int
     unsafe: NDArray[np.bool_]
-    """(h,), whose lags are not finite, or whose scale is out of range; their `unit` is zero."""
+    """(h,), whose lags are not finite, or out of range; their `unit` is zero."""
 
     @property
     def lags(self) -> int:
@@ -73,9 +73,12 @@ class Filters:
         """Scale the filters `w`, `(h, m, k)`."""
         heads, kernel, lags = w.shape
         w = w.astype(kind.computed, order="C")  # kernels find filter after filter in memory
-        peaks = np.max(np.abs(w), axis=(1, 2))
+        rows = np.max(np.abs(w), axis=2)
+        peaks = np.max(rows, axis=1)
         exponents = np.where(np.isfinite(peaks), np.frexp(peaks)[1], 0)
-        unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > kind.gain)
+        # A row that is faint beside others is read alone where their channels are silent.
+        faint = (rows > 0) & (np.frexp(rows)[1] < exponents[:, None] - kind.gain // 2)
+        unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > kind.gain) | np.any(faint, axis=1)
         exponents[unsafe] = 0
         w[unsafe] = 0
         unit = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel, lags)
