@@ -332,10 +332,11 @@ def test_each_symbol_turns_around_its_own_origin_as_often_as_its_index(
     key, symbols, lags, magnitudes, _ = drawn[0].axes
     assert symbols.get_aspect() == 1
     assert [t.get_text() for t in key.texts] == ["layer 1", *(f"head {i + 1}: {-i}" for i in range(8))]
-    origins = [
-        line.get_xydata()[0] for line in symbols.lines if line.get_marker() == "+" and line.get_color() == "black"
-    ]
-    curves = [line.get_xydata() for line in symbols.lines if len(line.get_xdata()) > 200]
+    (origins,) = (
+        line.get_xydata() for line in symbols.lines if line.get_color() == "black" and line.get_marker() == "+"
+    )
+    curves = [line.get_xydata() for line in symbols.lines if line.get_color() in [t.get_color() for t in key.texts[1:]]]
+    curves = [curve for curve in curves if len(curve) > 8]
     assert len(origins) == len(curves) == 8
     for head, (origin, curve) in enumerate(zip(origins, curves, strict=True)):
         around = (curve - origin) @ [1, 1j]

@@ -162,19 +162,32 @@ def _draw_symbols(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
         range(1, len(row) + 1), key=lambda a: min(width / (_BESIDE * a), height / (_BELOW * -(-len(row) // a)))
     )
     down = -(-len(row) // across)
-    angles = np.linspace(0, 2 * math.pi, 100)
-    for place, (v, colour) in enumerate(row):
-        x, y = _BESIDE * (place % across), -_BELOW * (place // across)
+    places = np.arange(len(row))
+    origins = _BESIDE * (places % across) - 1j * _BELOW * (places // across)
+    circle = np.append(np.exp(1j * np.linspace(0, 2 * math.pi, 100)), np.nan)  # a gap before the next one
+    circles = (origins[:, None] + circle).ravel()
+    axes.plot(circles.real, circles.imag, color="#cccccc", linewidth=0.5, zorder=1)
+    for origin, (v, colour) in zip(origins, row, strict=True):
         a = _symbol(v.filter.diagonal)
-        a = a / (np.abs(a).max() or 1.0)
-        axes.plot(x + np.cos(angles), y + np.sin(angles), color="#cccccc", linewidth=0.5, zorder=1)
+        a = origin + a / (np.abs(a).max() or 1.0)
         style = thin(len(row), len(a))
         style["linewidth"] /= math.sqrt(across)
-        axes.plot(x + a.real, y + a.imag, color=colour, **style)
-        axes.plot(x, y, marker="+", color="white", markersize=22 / across + 3, markeredgewidth=3.6, zorder=4)
-        axes.plot(x, y, marker="+", color="black", markersize=22 / across, markeredgewidth=1.6, zorder=5)
+        axes.plot(a.real, a.imag, color=colour, **style)
         if across <= _MOST_NAMED_ACROSS:
-            axes.text(x, y + 1.08, _index_text(v), fontsize=8, color=colour, ha="center", va="bottom")
+            axes.text(
+                origin.real, origin.imag + 1.08, _index_text(v), fontsize=8, color=colour, ha="center", va="bottom"
+            )
+    for colour, size, width in (("white", 22 / across + 3, 3.6), ("black", 22 / across, 1.6)):
+        axes.plot(
+            origins.real,
+            origins.imag,
+            marker="+",
+            linestyle="none",
+            color=colour,
+            markersize=size,
+            markeredgewidth=width,
+            zorder=4,
+        )
     axes.set_aspect("equal")
     axes.set_xlim(-_BESIDE / 2, _BESIDE * (across - 0.5))
     axes.set_ylim(_BELOW / 2 - _BELOW * down - 0.2, _BELOW / 2 + 0.2)

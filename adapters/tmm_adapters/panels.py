@@ -24,6 +24,14 @@ _ROWS_A_PAGE = 4  # of a PDF
 _MOST_ROWS = 200  # of a PNG: the renderer ends at 2^16 pixels
 _KEY_LINES = 12
 
+_STYLE: dict[Any, Any] = {
+    "axes.labelsize": 8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+}
+
 DrawRow = Callable[[Sequence[Axes], Any], None]
 
 
@@ -106,12 +114,8 @@ def _pages(
 
 
 def _panel(figure: Figure, place: tuple[float, float, float, float]) -> Axes:
-    axes = figure.add_axes(place)
-    axes.tick_params(labelsize=7.5)
-    axes.xaxis.label.set_fontsize(8)
-    axes.yaxis.label.set_fontsize(8)
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
+    with matplotlib.rc_context(_STYLE):
+        return figure.add_axes(place)
 
 
 def draw_key(axes: Axes, name: str, texts: Mapping[int, str], colours: Sequence[Any]) -> None:
