@@ -254,7 +254,7 @@ class Correlation:
     def _over_groups(self, length: int) -> tuple[Array, list[int], Array]:
         """Add up spectra: return rows of partial sums, the filter of each, and the sums of products of peaks."""
         x, g, kind = self.x, self.g, self.kind
-        packed = x.strides[-1] == g.strides[-1] == x.itemsize
+        packed = x.strides[-1] == x.itemsize and g.strides[-1] == g.itemsize
         groups = Groups.of(x.shape[-1], self.heads, kind.lanes, packed=packed)
         chunks, owners = self._chunks([tuple(range(lane[0], lane[-1] + 1)) for lane in groups.heads.tolist()])
         out = np.zeros((len(owners), 2 * length), kind.computed)
