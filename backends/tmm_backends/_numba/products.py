@@ -103,6 +103,8 @@ def product(
 
 OUTPUTS, INPUTS = 8, 4
 """A tile: so many outputs take in so many inputs at a time, in registers."""
+RUN = 32
+"""So many inputs are added up on their own: one long sum may round the same way all along, beyond the error law."""
 BEFORE, AFTER = OUTPUTS - 1, OUTPUTS + INPUTS
 """Zeros before the first lag and after the last one, which tiles read."""
 
@@ -145,10 +147,13 @@ def sums(signal, n, lags, count, kind, y, y_time, channels, scale):
     """Write the outputs of a signal in memory, of `n` rows and zeros up to a whole tile, for `count` lags."""
     zero = zeros(signal)
     for t in range(0, n, OUTPUTS):
-        total = (zero, zero, zero, zero, zero, zero, zero, zero)
-        for s in range(max(0, t - count + 1) // INPUTS * INPUTS, t + OUTPUTS, INPUTS):
-            total = tile(total, signal, s, lags, BEFORE + t - s)
-        a, b, c, d, e, f, g, h = total
+        a, b, c, d, e, f, g, h = nothing = (zero, zero, zero, zero, zero, zero, zero, zero)
+        for begin in range(max(0, t - count + 1) // INPUTS * INPUTS, t + OUTPUTS, RUN):
+            total = nothing
+            for s in range(begin, min(begin + RUN, t + OUTPUTS), INPUTS):
+                total = tile(total, signal, s, lags, BEFORE + t - s)
+            a, b, c, d = a + total[0], b + total[1], c + total[2], d + total[3]
+            e, f, g, h = e + total[4], f + total[5], g + total[6], h + total[7]
         deliver(kind, y, y_time, channels, t, n, a * scale)
         deliver(kind, y, y_time, channels, t + 1, n, b * scale)
         deliver(kind, y, y_time, channels, t + 2, n, c * scale)
