@@ -9,12 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import library_or_skip
 
-library_or_skip("numba")
+pytest.importorskip("numba")
 
-import tmm_backends  # noqa: E402
-from tmm_backends._numba import compile as compiling  # noqa: E402
+import tmm_backends
+from tmm_backends._numba import compile as compiling
 
 CALL = """
     import logging, sys

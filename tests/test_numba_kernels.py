@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import mpmath
 import numpy as np
 import pytest
-from conftest import library_or_skip
 
-library_or_skip("numba")
+pytest.importorskip("numba")
 
-from tmm_backends._numba import calls, correlations, plans, threads, work  # noqa: E402
-from tmm_backends._numba.butterflies import join, split  # noqa: E402
+from tmm_backends._numba import calls, correlations, plans, threads, work
+from tmm_backends._numba.butterflies import join, split
 
 RNG = np.random.default_rng(0)
 

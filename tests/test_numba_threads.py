@@ -10,26 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from conftest import library_or_skip
+from numba_oracle import correlate, normal, product
 
-library_or_skip("numba")
+pytest.importorskip("numba")
 
-import numba  # noqa: E402
+import numba
 
-import tmm_core  # noqa: E402
-from tmm_backends._numba import calls, threads  # noqa: E402
-
-
-def product(w, x, **options):
-    return tmm_core.causal_toeplitz_matmul(w, x, backend="numba", **options)
-
-
-def correlate(x, g, **options):
-    return tmm_core.causal_toeplitz_correlate(x, g, backend="numba", **options)
-
-
-def normal(seed, *shape):
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
+from tmm_backends._numba import calls, threads
 
 # Threads -------------------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,25 @@
-"""Oracles for whole families of shapes: the definitions in float64, and what the error law allows."""
+"""What the tests of the Numba engine share: calls, oracles for any shape, and what the error law allows."""
 
+import ml_dtypes
 import numpy as np
 
+import tmm_core
 from tmm_core._oracles import EPS, dense_product, error_factor
 
 HALVES = ("float16", "bfloat16")
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
+
+
+def product(w, x, **options):
+    return tmm_core.causal_toeplitz_matmul(w, x, backend="numba", **options)
+
+
+def correlate(x, g, **options):
+    return tmm_core.causal_toeplitz_correlate(x, g, backend="numba", **options)
+
+
+def normal(seed, *shape, dtype="float32"):
+    return np.random.default_rng(seed).standard_normal(shape).astype(DTYPES[dtype])
 
 
 def widened(a):
