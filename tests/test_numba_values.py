@@ -185,3 +185,9 @@ def test_sums_over_many_signals(rows, n, d, one_by_one):
         count = (n - np.arange(n)) * rows * d
         expected = np.where(np.arange(n) == 0, count, 0) if one_by_one else count
         check_within(c, expected * float(a), error_factor(n, "float32") * rows * d * n * float(a))
+
+
+def test_what_a_half_cannot_hold_is_infinite_without_a_warning():
+    x = np.full((200, 2), 300, np.float16)
+    assert np.all(np.isinf(correlate(x, x, lags=50)))
+    assert np.all(np.isinf(product(x[:, 0], x)[50:]))

@@ -106,7 +106,8 @@ class NumbaEngine:
             part, its_peaks = Correlation(kind, x, g, signals[which], heads, kernel, used).compute(size)
             c[..., : part.shape[-1]] += part
             peaks += its_peaks
-        c = c.astype(dtype)
+        with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
+            c = c.astype(dtype)
         width = x.shape[-1] // heads
         for head in np.flatnonzero((peaks != 0) & ~(peaks >= kind.lowest)):  # NaN, too
             its = slice(head * width, (head + 1) * width)
