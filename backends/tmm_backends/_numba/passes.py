@@ -220,13 +220,23 @@ def join_reals(typingctx: Any, buffer: Any, at: Any, step: Any, constants: Any) 
     return reals(buffer, types.intp, types.intp, constants), codegen
 
 
+# Every lane is read and written at once where all lie side by side in memory, and one by one elsewhere. The two ways
+# have loops of their own: one loop that asks for each vector which it is took twice the time.
+
+
 @part
-def fetch(kind, address, time_step, lane_step, count, t, n, buffer):
-    """Return the signal at time t, zeros from n on: all lanes side by side where count is 0, else so many."""
+def fetch(kind, address, time_step, t, n, buffer):
+    """Return a full register of the signal at time t, zeros from n on."""
     if t >= n:
         return zeros(buffer)
-    if count == 0:
-        return read(kind, address + t * time_step)
+    return read(kind, address + t * time_step)
+
+
+@part
+def fetch_some(kind, address, time_step, lane_step, count, t, n, buffer):
+    """Return `count` channels of the signal at time t, zeros from n on."""
+    if t >= n:
+        return zeros(buffer)
     return read_some(kind, address + t * time_step, lane_step, count)
 
 
@@ -234,35 +244,56 @@ def fetch(kind, address, time_step, lane_step, count, t, n, buffer):
 def enter(kind, address, time_step, lane_step, count, n, buffer, quarter, constants):
     """Read a signal, do the outermost pass, and return the largest magnitude of each lane."""
     peak = zeros(buffer)
-    for j in range(quarter):
-        a = fetch(kind, address, time_step, lane_step, count, j, n, buffer)
-        b = fetch(kind, address, time_step, lane_step, count, j + quarter, n, buffer)
-        c = fetch(kind, address, time_step, lane_step, count, j + 2 * quarter, n, buffer)
-        d = fetch(kind, address, time_step, lane_step, count, j + 3 * quarter, n, buffer)
-        peak = magnitude(magnitude(magnitude(magnitude(peak, a), b), c), d)
-        split_reals(buffer, j, quarter, constants, (a, b, c, d))
+    if count == 0:
+        for j in range(quarter):
+            a = fetch(kind, address, time_step, j, n, buffer)
+            b = fetch(kind, address, time_step, j + quarter, n, buffer)
+            c = fetch(kind, address, time_step, j + 2 * quarter, n, buffer)
+            d = fetch(kind, address, time_step, j + 3 * quarter, n, buffer)
+            peak = magnitude(magnitude(magnitude(magnitude(peak, a), b), c), d)
+            split_reals(buffer, j, quarter, constants, (a, b, c, d))
+    else:
+        for j in range(quarter):
+            a = fetch_some(kind, address, time_step, lane_step, count, j, n, buffer)
+            b = fetch_some(kind, address, time_step, lane_step, count, j + quarter, n, buffer)
+            c = fetch_some(kind, address, time_step, lane_step, count, j + 2 * quarter, n, buffer)
+            d = fetch_some(kind, address, time_step, lane_step, count, j + 3 * quarter, n, buffer)
+            peak = magnitude(magnitude(magnitude(magnitude(peak, a), b), c), d)
+            split_reals(buffer, j, quarter, constants, (a, b, c, d))
     return peak
 
 
 @part
-def deliver(kind, address, time_step, count, t, n, lanes):
-    """Write the result at time t unless that is n or later."""
+def deliver(kind, address, time_step, t, n, lanes):
+    """Write a full register of the result at time t unless that is n or later."""
     if t < n:
-        if count == 0:
-            write(kind, address + t * time_step, lanes)
-        else:
-            write_some(kind, address + t * time_step, lanes, count)
+        write(kind, address + t * time_step, lanes)
+
+
+@part
+def deliver_some(kind, address, time_step, count, t, n, lanes):
+    """Write `count` channels of the result at time t unless that is n or later."""
+    if t < n:
+        write_some(kind, address + t * time_step, lanes, count)
 
 
 @part
 def leave(kind, address, time_step, count, n, buffer, quarter, constants, scale):
     """Undo the outermost pass, and write the real parts times `scale`."""
-    for j in range(quarter):
-        a, b, c, d = join_reals(buffer, j, quarter, constants)
-        deliver(kind, address, time_step, count, j, n, a * scale)
-        deliver(kind, address, time_step, count, j + quarter, n, b * scale)
-        deliver(kind, address, time_step, count, j + 2 * quarter, n, c * scale)
-        deliver(kind, address, time_step, count, j + 3 * quarter, n, d * scale)
+    if count == 0:
+        for j in range(quarter):
+            a, b, c, d = join_reals(buffer, j, quarter, constants)
+            deliver(kind, address, time_step, j, n, a * scale)
+            deliver(kind, address, time_step, j + quarter, n, b * scale)
+            deliver(kind, address, time_step, j + 2 * quarter, n, c * scale)
+            deliver(kind, address, time_step, j + 3 * quarter, n, d * scale)
+    else:
+        for j in range(quarter):
+            a, b, c, d = join_reals(buffer, j, quarter, constants)
+            deliver_some(kind, address, time_step, count, j, n, a * scale)
+            deliver_some(kind, address, time_step, count, j + quarter, n, b * scale)
+            deliver_some(kind, address, time_step, count, j + 2 * quarter, n, c * scale)
+            deliver_some(kind, address, time_step, count, j + 3 * quarter, n, d * scale)
 
 
 @part

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from .compile import FAST, kernel, part
 from .lanes import Lanes, load, magnitude, splat, store, width, zeros
-from .passes import convolve, deliver, enter, fetch, forward, leave
+from .passes import convolve, deliver, deliver_some, enter, fetch, fetch_some, forward, leave
 
 __all__ = ["AFTER", "BEFORE", "job_of", "lane_by_lane", "product", "product_directly", "safe", "spectra"]
 
@@ -154,14 +154,24 @@ def sums(signal, n, lags, count, kind, y, y_time, channels, scale):
                 total = tile(total, signal, s, lags, BEFORE + t - s)
             a, b, c, d = a + total[0], b + total[1], c + total[2], d + total[3]
             e, f, g, h = e + total[4], f + total[5], g + total[6], h + total[7]
-        deliver(kind, y, y_time, channels, t, n, a * scale)
-        deliver(kind, y, y_time, channels, t + 1, n, b * scale)
-        deliver(kind, y, y_time, channels, t + 2, n, c * scale)
-        deliver(kind, y, y_time, channels, t + 3, n, d * scale)
-        deliver(kind, y, y_time, channels, t + 4, n, e * scale)
-        deliver(kind, y, y_time, channels, t + 5, n, f * scale)
-        deliver(kind, y, y_time, channels, t + 6, n, g * scale)
-        deliver(kind, y, y_time, channels, t + 7, n, h * scale)
+        if channels == 0:
+            deliver(kind, y, y_time, t, n, a * scale)
+            deliver(kind, y, y_time, t + 1, n, b * scale)
+            deliver(kind, y, y_time, t + 2, n, c * scale)
+            deliver(kind, y, y_time, t + 3, n, d * scale)
+            deliver(kind, y, y_time, t + 4, n, e * scale)
+            deliver(kind, y, y_time, t + 5, n, f * scale)
+            deliver(kind, y, y_time, t + 6, n, g * scale)
+            deliver(kind, y, y_time, t + 7, n, h * scale)
+        else:
+            deliver_some(kind, y, y_time, channels, t, n, a * scale)
+            deliver_some(kind, y, y_time, channels, t + 1, n, b * scale)
+            deliver_some(kind, y, y_time, channels, t + 2, n, c * scale)
+            deliver_some(kind, y, y_time, channels, t + 3, n, d * scale)
+            deliver_some(kind, y, y_time, channels, t + 4, n, e * scale)
+            deliver_some(kind, y, y_time, channels, t + 5, n, f * scale)
+            deliver_some(kind, y, y_time, channels, t + 6, n, g * scale)
+            deliver_some(kind, y, y_time, channels, t + 7, n, h * scale)
 
 
 @kernel
@@ -181,7 +191,10 @@ def product_directly(
             x_from, x_step, y_from, y_step = x_from + (n - 1) * x_time, -x_time, y_from + (n - 1) * y_time, -y_time
         peak = zeros(buffer)
         for t in range(-(-n // OUTPUTS) * OUTPUTS):
-            lanes_of_t = fetch(kinds[0], x_from, x_step, x_lane, channels, t, n, buffer)
+            if channels == 0:
+                lanes_of_t = fetch(kinds[0], x_from, x_step, t, n, buffer)
+            else:
+                lanes_of_t = fetch_some(kinds[0], x_from, x_step, x_lane, channels, t, n, buffer)
             peak = magnitude(peak, lanes_of_t)
             store(buffer, t * lanes, lanes_of_t)
         if not safe(peak, low, high, notes):
