@@ -224,3 +224,12 @@ def test_memory_beside_the_arrays(n, heads, dtype, monkeypatch):
     used = extra_memory(lambda: correlate(x, x, lags=n, heads=heads))
     chunks = 16
     assert used <= 2 * 3 * buffer + 16 * n * (chunks + heads) + small
+
+
+@pytest.mark.parametrize("kernel", [1, 2])
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_memory_beside_many_documents(size, kernel, monkeypatch):
+    monkeypatch.setattr(calls, "thread_count", lambda: 2)
+    w, x, ids = normal(1, 4, kernel, size), normal(0, 8, 1024, 256), np.arange(1024) // size
+    assert extra_memory(lambda: product(w, x, segment_ids=ids)) < x.nbytes / 4
+    assert extra_memory(lambda: correlate(x, x, lags=size, heads=4, kernel=kernel, segment_ids=ids)) < x.nbytes / 4

@@ -258,12 +258,13 @@ class Correlation:
         groups = Groups.of(x.shape[-1], self.heads, kind.lanes, packed=packed)
         chunks, owners = self._chunks([tuple(range(lane[0], lane[-1] + 1)) for lane in groups.heads.tolist()])
         out = np.zeros((len(owners), 2 * length), kind.computed)
-        peaks = np.zeros((len(self.signals), *groups.heads.shape))
+        peaks = np.zeros((len(chunks), kind.lanes))
         signals, rows = self.signals.rows(x, g), groups.rows(x.strides[-1], g.strides[-1])
         steps = plan(length, kind.computed.__name__)
 
         def worker() -> Callable[[int, int], None]:
-            *buffers, notes = _buffers(kind, length, 3)
+            *buffers, _ = _buffers(kind, length, 3)
+            notes = aligned((2 * kind.lanes,), kind.computed)
 
             def work(first: int, last: int) -> None:
                 correlations.correlate(
@@ -276,7 +277,7 @@ class Correlation:
 
         share_out(len(chunks), worker, threads=_threads(len(self.signals) * x.shape[-1] * length))
         totals = np.zeros(self.heads)
-        np.add.at(totals, groups.heads, peaks.sum(axis=0))
+        np.add.at(totals, groups.heads[chunks[:, 2]], peaks)
         return out, owners, totals
 
     def _over_heads(self, length: int) -> tuple[Array, list[int], Array]:
@@ -285,7 +286,7 @@ class Correlation:
         channels = x.shape[-1] // self.heads
         chunks, owners = self._chunks([tuple(range(i * kernel, (i + 1) * kernel)) for i in range(self.heads)])
         out = np.zeros((len(owners), 2 * length), kind.computed)
-        peaks = np.zeros((len(self.signals), self.heads, -(-channels // kind.lanes)))
+        peaks = np.zeros(len(chunks))
         signals = self.signals.rows(x, g)
         steps = plan(length, kind.computed.__name__)
 
@@ -305,4 +306,6 @@ class Correlation:
             return work
 
         share_out(len(chunks), worker, threads=_threads(len(self.signals) * x.shape[-1] * length))
-        return out, owners, peaks.sum(axis=(0, 2))
+        totals = np.zeros(self.heads)
+        np.add.at(totals, chunks[:, 2], peaks)
+        return out, owners, totals

@@ -25,10 +25,10 @@ def correlate(
     """Add up chunks: rows of (first signal, last signal, first group, last group, first row of `out`).
 
     The groups of a chunk have one filter, or it is one group of several; `out` gets a spectrum for each filter.
-    `peaks[signal, group]` gets, lane by lane, the product of the largest magnitudes, or NaN where one may leave the
-    range of transforms, and the signal is left out.
+    `peaks[chunk]` gets, lane by lane, the sum of the products of the largest magnitudes, or NaN where one may leave the
+    range of transforms, and the signal is left out. `notes` has room for two registers.
     """
-    quarter = sums.shape[0] // (8 * width(sums))
+    lanes, quarter = width(sums), sums.shape[0] // (8 * width(sums))
     for chunk in range(first, last):
         begin, end, first_group, last_group, row = chunks[chunk]
         sums[:] = 0
@@ -37,15 +37,15 @@ def correlate(
             for group in range(first_group, last_group):
                 x_group, g_group, channels, _ = groups[group]
                 x_peak = enter(kinds[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants)
-                ok = safe(x_peak, low, high, notes)
-                peaks[signal, group] = notes
+                ok = safe(x_peak, low, high, notes[lanes:])
                 g_peak = enter(kinds[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants)
                 ok = safe(g_peak, low, high, notes) and ok
-                peaks[signal, group] *= notes
                 if ok:
                     passes.correlate(sums, x_buffer, g_buffer, steps, constants)
+                    for lane in range(lanes):
+                        peaks[chunk, lane] += np.float64(notes[lane]) * notes[lanes + lane]
                 else:
-                    peaks[signal, group] = np.nan
+                    peaks[chunk] = np.nan
         gather(sums, heads[first_group], groups[first_group, 3], out, row)
 
 

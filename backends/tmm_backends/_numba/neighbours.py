@@ -95,7 +95,7 @@ def correlate_neighbours(
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, head, next head, first of the `kernel` rows of `out`).
 
-    `peaks[signal, head]` gets the product of the largest magnitudes, or NaN where one may leave the range.
+    `peaks[chunk]` gets the sum of the products of the largest magnitudes, or NaN where one may leave the range.
     """
     lanes, quarter = width(x_buffer), x_buffer.shape[0] // (8 * width(x_buffer))
     registers, flat = -(-channels // lanes), window.reshape(-1)
@@ -119,7 +119,7 @@ def correlate_neighbours(
                     kinds[1], g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
                 )
                 ok = safe(peak, low, high, notes) and ok
-                peaks[signal, head, register] = np.float64(x_peak) * notes.max() if ok else np.nan
+                peaks[chunk] += np.float64(x_peak) * notes.max() if ok else np.nan
                 if not ok:
                     break
                 forward(x_buffer, steps, constants)
