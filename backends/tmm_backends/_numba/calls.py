@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from . import correlations, neighbours, products
 from .lanes import KINDS
+from .passes import TILE
 from .plans import plan
 from .threads import share_out, thread_count
 from .work import Filters, Groups, Kind, Signals, aligned
@@ -83,12 +84,13 @@ class Product:
         packed = self.x.strides[-1] == self.x.itemsize
         return Groups.of(self.x.shape[-1], self.filters.heads, self.kind.lanes, packed=packed)
 
-    def _over_groups(self, run: Callable[..., None], memory: Callable[[], tuple[Array, ...]], length: int) -> Array:
-        """Let threads run a kernel over all signals and groups."""
+    def _over_groups(
+        self, run: Callable[..., None], memory: Callable[[], tuple[Array, ...]], length: int, by_group: bool
+    ) -> Array:
+        """Let threads run a kernel over all signals and groups: group by group, or signal by signal."""
         groups = self.groups
         jobs = len(self.signals) * len(groups.channels)
         unsafe = np.zeros(jobs, bool)
-        by_group = groups.mixed
         arguments = (
             self.marks, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
             self.y.strides[-2], self.signals.rows(self.x, self.y), groups.rows(self.x.strides[-1], self.y.itemsize),
@@ -118,16 +120,16 @@ class Product:
 
         def memory() -> tuple[Array, ...]:
             buffer, notes = _buffers(self.kind, length, 1)
-            return buffer, aligned((length if self.groups.mixed else 0, 2 * self.kind.lanes), self.kind.computed), notes
+            return buffer, aligned((TILE, 2 * self.kind.lanes), self.kind.computed), notes
 
         def run(*arguments: Any) -> None:
-            *most, buffer, own, notes, unsafe = arguments
+            *most, buffer, tile, notes, unsafe = arguments
             products.product(
                 *most, spectra, self.filters.scales, steps.constants, steps.steps, self.kind.lowest, self.kind.highest,
-                buffer, own, notes, unsafe,
+                buffer, tile, notes, unsafe,
             )  # fmt: skip
 
-        return self._over_groups(run, memory, length)
+        return self._over_groups(run, memory, length, by_group=False)
 
     def directly(self, length: int) -> Array:
         """Multiply by direct sums, for signals up to a length."""
@@ -148,7 +150,7 @@ class Product:
                 buffer, own, notes, unsafe,
             )  # fmt: skip
 
-        return self._over_groups(run, memory, lags)
+        return self._over_groups(run, memory, length, by_group=self.groups.mixed)
 
     def over_neighbours(self, length: int) -> Array:
         """Multiply by filters that read neighbouring channels."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -18,6 +17,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from .compile import FAST
+from .machine import REGISTER_BYTES
 
 __all__ = [
     "KINDS",
@@ -39,13 +39,7 @@ __all__ = [
 ]
 
 
-def _register_bytes() -> int:
-    """Return the bytes of this machine's widest SIMD register."""
-    features = llvmlite.binding.get_host_cpu_features()
-    return 64 if features.get("avx512f") else 32 if features.get("avx2") or features.get("avx") else 16
-
-
-WIDTHS = {types.float32: _register_bytes() // 4, types.float64: _register_bytes() // 8}
+WIDTHS = {types.float32: REGISTER_BYTES // 4, types.float64: REGISTER_BYTES // 8}
 """Lanes of a register, by dtype."""
 
 LLVM = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}

@@ -15,10 +15,10 @@ from numba.extending import intrinsic
 
 from .butterflies import join, split
 from .compile import FAST, part
-from .lanes import LLVM, Lanes, magnitude, read, read_some, splat, write, write_some, zeros
+from .lanes import LLVM, Lanes, magnitude, read, read_some, splat, width, write, write_some, zeros
 from .plans import JOIN, LEAF, LEAVES, SPLIT
 
-__all__ = ["convolve", "correlate", "enter", "forward", "inverse", "leave"]
+__all__ = ["TILE", "convolve", "convolve_each", "correlate", "enter", "forward", "inverse", "leave"]
 
 
 class Vector:
@@ -140,7 +140,7 @@ def _leaf(*, splits: bool, joins: bool) -> Any:
     """Make the intrinsic that splits a leaf, multiplies its values by a filter's, and joins them."""
 
     @intrinsic
-    def leaf(typingctx: Any, buffer: Any, at: Any, constants: Any, first: Any, filters: Any) -> Any:
+    def leaf(typingctx: Any, buffer: Any, at: Any, constants: Any, first: Any, filters: Any, place: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             memory = Memory(context, builder, buffer, args[0], args[1])
             table = Memory(context, builder, constants, args[2], args[3])
@@ -151,7 +151,7 @@ def _leaf(*, splits: bool, joins: bool) -> Any:
                 values = split(values, turns)
             if splits and joins:
                 # One filter for all lanes is an array of pairs, one for each lane an array of rows.
-                spectrum = Memory(context, builder, filters, args[4], args[1])
+                spectrum = Memory(context, builder, filters, args[4], args[5])
                 read = spectrum.repeated if filters.ndim == 1 else spectrum.vector
                 values = [read(i) * z for i, z in zip(places, values, strict=True)]
             if joins:
@@ -160,7 +160,7 @@ def _leaf(*, splits: bool, joins: bool) -> Any:
                 memory.put(i, z)
             return context.get_dummy_value()
 
-        return types.void(buffer, types.intp, constants, types.intp, filters), codegen
+        return types.void(buffer, types.intp, constants, types.intp, filters, types.intp), codegen
 
     return leaf
 
@@ -296,6 +296,10 @@ def leave(kind, address, time_step, count, n, buffer, quarter, constants, scale)
             deliver_some(kind, address, time_step, count, j + 3 * quarter, n, d * scale)
 
 
+TILE = 8 * LEAF
+"""Entries of the longest run of leaves."""
+
+
 @part
 def split_block(radix, buffer, first, size, constants, at):
     """Split the `radix * size` entries from `first` on."""
@@ -337,8 +341,8 @@ def join_block(radix, buffer, first, size, constants, at):
 
 
 @part
-def convolve(buffer, steps, constants, filters):
-    """Multiply by a filter's values, all within the buffer."""
+def convolve(buffer, steps, constants, filter):
+    """Multiply by the values of one filter for all lanes, all within the buffer."""
     for s in range(steps.shape[0]):
         kind, radix, first, size, at = steps[s]
         if kind == SPLIT:
@@ -347,7 +351,32 @@ def convolve(buffer, steps, constants, filters):
             join_block(radix, buffer, first, size, constants, at)
         else:
             for i in range(radix):
-                convolve_leaf(buffer, first + LEAF * i, constants, at + (LEAF - 1) * i, filters)
+                place = first + LEAF * i
+                convolve_leaf(buffer, place, constants, at + (LEAF - 1) * i, filter, place)
+
+
+@part
+def convolve_each(buffer, steps, constants, filters, heads, tile):
+    """Multiply by the values of a filter for each lane, `filters[heads[lane]]`.
+
+    They are laid out side by side for a run of leaves at a time, in `tile`: a whole spectrum of them would leave the
+    cache, and take as much memory as the buffer.
+    """
+    lanes = width(buffer)
+    for s in range(steps.shape[0]):
+        kind, radix, first, size, at = steps[s]
+        if kind == SPLIT:
+            split_block(radix, buffer, first, size, constants, at)
+        elif kind == JOIN:
+            join_block(radix, buffer, first, size, constants, at)
+        else:
+            for lane in range(lanes):
+                filter = filters[heads[lane]]
+                for i in range(radix * LEAF):
+                    tile[i, lane] = filter[2 * (first + i)]
+                    tile[i, lanes + lane] = filter[2 * (first + i) + 1]
+            for i in range(radix):
+                convolve_leaf(buffer, first + LEAF * i, constants, at + (LEAF - 1) * i, tile, LEAF * i)
 
 
 @part
@@ -372,7 +401,7 @@ def forward(buffer, steps, constants):
             split_block(radix, buffer, first, size, constants, at)
         elif kind == LEAVES:
             for i in range(radix):
-                split_leaf(buffer, first + LEAF * i, constants, at + (LEAF - 1) * i, buffer)
+                split_leaf(buffer, first + LEAF * i, constants, at + (LEAF - 1) * i, buffer, 0)
 
 
 @part
@@ -384,4 +413,4 @@ def inverse(buffer, steps, constants):
             join_block(radix, buffer, first, size, constants, at)
         elif kind == LEAVES:
             for i in range(radix):
-                join_leaf(buffer, first + LEAF * i, constants, at + (LEAF - 1) * i, buffer)
+                join_leaf(buffer, first + LEAF * i, constants, at + (LEAF - 1) * i, buffer, 0)

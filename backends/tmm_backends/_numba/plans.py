@@ -49,16 +49,18 @@ def fast_length(n: int) -> int:
     """
     power = max(SHORTEST, 1 << (n - 1).bit_length())  # 16 / 16, of which 9, 10, 12 and 15 / 16 may do
     for sixteenths in (9, 10, 12, 15):
-        odd = sixteenths >> (2 if sixteenths == 12 else 1 if sixteenths == 10 else 0)
         length = power * sixteenths // 16
-        if length >= n and length % SHORTEST == 0 and (length // odd) * odd == length:
+        if length >= n and length % SHORTEST == 0:
             return length
     return power
 
 
-@functools.lru_cache(maxsize=64)
 def plan(length: int, dtype: str) -> Plan:
-    """Return the plan for a fast length, its constants in `dtype`."""
+    """Return the plan for a fast length, its constants in `dtype`: 8 to 16 bytes a coefficient, kept for a while."""
+    return (_short_plan if length <= 1 << 14 else _long_plan)(length, dtype)
+
+
+def _plan(length: int, dtype: str) -> Plan:
     radices = _radices(length // 4)
     turn = 4 * length  # all phases are whole numbers of its parts
     phases = np.asarray([length])  # z^N - i: i is a quarter of a turn
@@ -91,6 +93,9 @@ def plan(length: int, dtype: str) -> Plan:
         rows.append((LEAVES, 4, 0, LEAF, starts[-1]))
     numbers = _unit(np.concatenate([c.ravel() for c in constants]), turn)
     return Plan(length, np.asarray(rows, np.int64), numbers.astype(dtype))
+
+
+_short_plan, _long_plan = functools.lru_cache(maxsize=64)(_plan), functools.lru_cache(maxsize=4)(_plan)
 
 
 def _radices(quarter: int) -> list[int]:

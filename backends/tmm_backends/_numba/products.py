@@ -2,7 +2,7 @@
 
 A job is one signal, a document or a whole row, of one group of channels: as many neighbours as a register holds. Job
 `j` is signal `j // groups` of group `j % groups`, or the other way round where filters differ within groups, which are
-then laid out lane by lane once a group. Threads take ranges of jobs, each with memory of its own.
+then laid out lane by lane. Threads take ranges of jobs, each with memory of its own.
 
 The first argument of a kernel holds scalars that stand for the dtypes of its arrays, as `lanes.KINDS` has them.
 `signals` has rows of (offset of the input, offset of the result, length), in bytes; `groups` rows of (offset of the
@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from .compile import FAST, kernel, part
 from .lanes import Lanes, load, magnitude, splat, store, width, zeros
-from .passes import convolve, deliver, deliver_some, enter, fetch, fetch_some, forward, leave
+from .passes import convolve, convolve_each, deliver, deliver_some, enter, fetch, fetch_some, forward, leave
 
 __all__ = ["AFTER", "BEFORE", "job_of", "lane_by_lane", "product", "product_directly", "safe", "spectra"]
 
@@ -72,11 +72,10 @@ def spectra(kinds, w, spacing, lags, count, first, last, sign, constants, steps,
 @kernel
 def product(
     kinds, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
-    filters, scales, constants, steps, low, high, buffer, own, notes, unsafe,
+    filters, scales, constants, steps, low, high, buffer, tile, notes, unsafe,
 ):  # fmt: skip
     """Multiply by transforms, and note the jobs whose numbers may leave the range of transforms, which stay undone."""
-    lanes, quarter = width(buffer), filters.shape[1] // 8
-    at_hand = -1
+    quarter = filters.shape[1] // 8
     for job in range(first, last):
         signal, group = job_of(job, signals, groups, by_group)
         x_at, y_at, n = signals[signal]
@@ -88,13 +87,7 @@ def product(
         if filter >= 0:
             convolve(buffer, steps, constants, filters[filter])
         else:
-            if group != at_hand:
-                at_hand = group
-                for lane in range(lanes):
-                    for i in range(own.shape[0]):
-                        own[i, lane] = filters[heads[group, lane], 2 * i]
-                        own[i, lanes + lane] = filters[heads[group, lane], 2 * i + 1]
-            convolve(buffer, steps, constants, own)
+            convolve_each(buffer, steps, constants, filters, heads[group], tile)
         scale = lane_by_lane(scales, heads[group], notes)
         leave(kinds[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
 
