@@ -219,7 +219,9 @@ class Correlation:
         sums = np.zeros((self.heads * self.kernel, 2 * length))
         for row, owner in zip(partial, owners, strict=True):  # in their order: the same for any number of threads
             sums[owner] += row
-        spectra = sums.astype(self.kind.computed)
+        # By powers of two, so that what is transformed is near one, and may be added up `length` times.
+        exponents = np.frexp(np.max(np.abs(sums), axis=1, initial=0))[1]
+        spectra = np.ldexp(sums, -exponents[:, None]).astype(self.kind.computed)
         out = np.empty((min(self.lags, length), len(spectra)), self.kind.computed)
 
         def worker() -> Callable[[int, int], None]:
@@ -233,7 +235,8 @@ class Correlation:
             return work
 
         share_out(-(-len(spectra) // self.kind.lanes), worker, threads=_threads(len(spectra) * length))
-        return out.T.reshape(self.heads, self.kernel, -1), peaks
+        c = np.ldexp(out.T.astype(float) / length, exponents[:, None])
+        return c.reshape(self.heads, self.kernel, -1), peaks
 
     def _chunks(self, owners: list[tuple[int, ...]]) -> tuple[Array, list[int]]:
         """Return the chunks as kernels read them, and the filter of each row that they write.

@@ -66,9 +66,9 @@ def gather(sums, heads, filter, out, row):
 
 @kernel
 def lags(kinds, spectra, first, last, constants, steps, buffer, notes, out):
-    """Transform spectra back: `out[j, f]` is lag j of filter f; a job is a register full of filters."""
+    """Transform spectra back: `out[j, f]` is the length times lag j of filter f; a job is a register of filters."""
     lanes, length = width(buffer), spectra.shape[1] // 2
-    notes[:] = 1 / length
+    notes[:] = 1
     scale = load(notes, 0)
     for job in range(first, last):
         row = job * lanes

@@ -13,6 +13,7 @@ from tmm_core import _arrays, _exchange, _maths
 from tmm_core._protocols import Request
 
 from .calls import Correlation, Product
+from .machine import CONVERTS_HALVES
 from .plans import fast_length
 from .work import KIND, Filters, Kind, Signals, aligned
 
@@ -54,6 +55,8 @@ class NumbaEngine:
             return "the arrays are being traced and have no values that Numba could compute on"
         if request.device != "cpu":
             return f"Numba's engine computes on the CPU, and the arrays are on {request.device!r}"
+        if request.dtype == "float16" and not CONVERTS_HALVES:
+            return "this processor has no instructions for float16"
         if request.dtype.startswith("complex"):
             return f"Numba's engine computes with real numbers, and the result would be {request.dtype}"
         return None
@@ -97,7 +100,7 @@ class NumbaEngine:
             return define(x, g, heads)
         dtype, kind = _arrays.result_dtype(x, g), KIND[_arrays.result_dtype_name(x, g)]
         x, g = _in(kind, x), _in(kind, g)
-        c = np.zeros((heads, kernel, lags), kind.computed)
+        c = np.zeros((heads, kernel, lags))
         if x.size == 0:
             return c.astype(dtype)
         signals, used = _signals(x, segment_ids), min(lags, x.shape[-2])
@@ -116,7 +119,9 @@ class NumbaEngine:
 
 
 def _in(kind: Kind, a: Array) -> Array:
-    """Return an array in a dtype that is read as it is: all that are computed in the dtype that the result is."""
+    """Return an array in a dtype that kernels read: one that is computed in the dtype that the result is."""
+    if a.dtype.name == "float16" and not CONVERTS_HALVES:
+        a = a.astype(np.float32)
     return a if KIND[a.dtype.name].computed == kind.computed else a.astype(kind.name)
 
 

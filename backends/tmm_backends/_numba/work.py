@@ -22,8 +22,9 @@ Ints = NDArray[np.int64]
 class Kind:
     """A floating dtype, and how it is computed with.
 
-    Peaks between two bounds keep spectra and their products within the range, for as many as 2^20 times, and sums of
-    products well above the smallest normal number, where rounding is no longer relative.
+    Peaks between two bounds keep spectra, and sums of products of two of them over a thousand signals and lanes, within
+    the range, for as many as 2^20 times; and they keep sums of products well above the smallest normal number, where
+    rounding is no longer relative.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Kind:
 def _kind(name: str) -> Kind:
     if name == "float64":
         return Kind(name, np.float64, WIDTHS[types.float64], 2.0**-800, 2.0**400, 400)
-    return Kind(name, np.float32, WIDTHS[types.float32], 2.0**-100, 2.0**50, 40)
+    return Kind(name, np.float32, WIDTHS[types.float32], 2.0**-100, 2.0**38, 40)
 
 
 KIND = {name: _kind(name) for name in KINDS}
