@@ -22,13 +22,13 @@ __all__ = ["NumbaEngine"]
 Array = NDArray[Any]
 
 # Direct sums are faster up to this length, or for as few lags. Microseconds of one core, directly and by transforms,
-# for float32 as (batch, n, channels) and k lags:
-#     (8, 64, 512)    k = 64:   545 and 680       (2, 2048, 256)  k = 32:  3047 and 4409
-#     (8, 96, 512)    k = 96:   828 and 746       (2, 2048, 256)  k = 64:  2715 and 4589
-#     (8, 128, 512)   k = 128: 1679 and 1578      (2, 2048, 256)  k = 128: 5682 and 4996
-#     (8, 256, 512)   k = 256: 5587 and 4004      (1, 65536, 32)  k = 128: 7629 and 13834
+# medians of nine in turns, for float32 as (batch, n, channels) and k lags:
+#     (8, 64, 512)   k = 64:   441 and 470        (2, 2048, 256)  k = 32:  1289 and 1691
+#     (8, 80, 512)   k = 80:   560 and 570        (2, 2048, 256)  k = 48:  1522 and 1611
+#     (8, 96, 512)   k = 96:   700 and 583        (2, 2048, 256)  k = 64:  1804 and 1573
+#     (8, 128, 512)  k = 128: 1032 and 721        (1, 65536, 32)  k = 96:  7820 and 7904
 DIRECT_LENGTH = 80
-DIRECT_LAGS = 96
+DIRECT_LAGS = 48
 
 
 class NumbaEngine:
