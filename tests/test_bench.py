@@ -210,16 +210,20 @@ def test_an_allocator_that_keeps_its_pages_has_no_page_faults() -> None:
     assert faults[1] < 10 < faults[0], "96 MiB are 48 pages at the least, should the system make them huge"
 
 
-def test_threads_and_variables_are_those_asked_for() -> None:
+@pytest.mark.parametrize("first", ["pass", "import torch, numba"])
+def test_as_many_threads_are_used_as_asked_for(first: str) -> None:
+    """By Torch and by the engine, whatever the user exported, and no thread of Numba's own is started."""
+    pytest.importorskip("numba")
     code = (
-        "import os; from tmm_adapters.bench import prepare; {first}; prepare(2, 'default'); import torch\n"
-        "print(torch.get_num_threads(), os.environ['NPROC'], os.environ['NUMBA_NUM_THREADS'])"
+        f"import os; from tmm_adapters.bench import prepare; {first}; prepare(2)\n"
+        "import torch; from numba.np.ufunc import parallel; from tmm_backends._numba.threads import thread_count\n"
+        "print(torch.get_num_threads(), thread_count(), os.environ['NPROC'], parallel._is_initialized)"
     )
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for first in ("pass", "import torch"):
-        command = [sys.executable, "-c", code.format(first=first)]
+    for exported in ("1", "8"):
+        variables = {**os.environ, "OMP_NUM_THREADS": exported, "NUMBA_NUM_THREADS": exported}
+        command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
-        assert done.stdout == "2 2 2\n", f"after {first}"
+        assert done.stdout == "2 2 2 False\n", exported
 
 
 def test_extra_memory_is_what_a_call_holds_beyond_its_result() -> None:
