@@ -92,6 +92,16 @@ def test_a_full_disk_is_no_error(package, tmp_path):
         assert said[-1] == "compiled [1.0, 12.0, 120.0]"
 
 
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
+def test_files_cut_short_are_compiled_anew(ending, package, tmp_path):
+    cache = tmp_path / "cache"
+    call(package, NUMBA_CACHE_DIR=str(cache))
+    for file in [path for path in cache.rglob("*") if path.suffix == ending]:
+        file.write_bytes(file.read_bytes()[:100])
+    assert "cannot be read" in call(package, NUMBA_CACHE_DIR=str(cache))[0]
+    assert call(package, NUMBA_CACHE_DIR=str(cache))[-1] == "loaded [1.0, 12.0, 120.0]"
+
+
 @pytest.fixture
 def places(monkeypatch, tmp_path):
     """Three places for caches, in the order in which they are tried."""

@@ -11,6 +11,8 @@ import functools
 import hashlib
 import logging
 import os
+import pickle
+import shutil
 import stat
 import sys
 import tempfile
@@ -60,6 +62,10 @@ def kernel(function: Callable[..., Any]) -> Any:
             compiled(kinds, *arguments)
         except OSError as error:  # a full disk, say: it is compiled, but could not be kept, and has not run
             log.warning("the Numba kernel %s could not be kept on disk: %s", function.__name__, error)
+            compiled(kinds, *arguments)
+        except (EOFError, pickle.UnpicklingError) as error:  # files cut short, by a machine that went down
+            log.warning("compiling anew what cannot be read in %s: %s", FOLDER, error)
+            shutil.rmtree(FOLDER or "", ignore_errors=True)
             compiled(kinds, *arguments)
         else:
             _touch(mark)
