@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="measure products and training here, against what people write today",
         description="Measure in float32 how many times as fast as others an engine is. Both sides take turns within "
         "one process; a figure is the median over turns with its quartiles, under the C library's allocator as it is "
-        "and told to keep its pages. Three minutes on two cores; training takes ten more.",
+        "and told to keep its pages. Four minutes on two cores; training takes more than ten.",
     )
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"{', '.join(TOPICS)} (default: the first three)")
     parser.add_argument("--quick", action="store_true", help="one length and fewer turns: half a minute")
