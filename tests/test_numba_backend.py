@@ -97,7 +97,7 @@ def test_correlations_of_any_arrays(case):
 
 def test_the_strategies_meet_every_method():
     assert {plans.fast_length(n) - n for n in LENGTHS} >= {0, 1}
-    assert max(kind.lanes for kind in work.KIND.values()) < 20, "a kernel larger than a register"
+    assert max(kind.lanes for kind in work.ARITHMETIC.values()) < 20, "a kernel larger than a register"
 
 
 @pytest.mark.parametrize("heads", [1, 4096])
@@ -215,7 +215,7 @@ def extra_memory(call):
 @pytest.mark.parametrize("n", [8192, 65536])
 def test_memory_beside_the_arrays(n, heads, dtype, monkeypatch):
     monkeypatch.setattr(calls, "thread_count", lambda: 2)
-    lanes, d = work.KIND["float32"].lanes, 64 if n == 65536 else 256
+    lanes, d = work.ARITHMETIC["float32"].lanes, 64 if n == 65536 else 256
     w, x = normal(0, heads, n, dtype=dtype), normal(1, n, d, dtype=dtype) / DTYPES[dtype](64)
     buffer, spectra, small = 8 * n * lanes, heads * n * 8, 1 << 17
     filters = 3 * heads * n * 4  # scaled

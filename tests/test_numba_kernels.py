@@ -99,7 +99,7 @@ def filters_of(w, kind):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("length", SMALL_LENGTHS)
 def test_spectra_are_values_at_the_roots_of_i_each_once_and_go_back(length, dtype):
-    kind = work.KIND[dtype]
+    kind = work.ARITHMETIC[dtype]
     eps = np.finfo(dtype).eps
     w = RNG.standard_normal((3, length)).astype(dtype)
     w[0] = np.arange(length) == 1  # the polynomial z, whose values are the roots themselves
@@ -122,7 +122,7 @@ def test_spectra_are_values_at_the_roots_of_i_each_once_and_go_back(length, dtyp
 def lags_of(spectra, kind, length):
     """Transform spectra, divided by the length, back by the compiled kernel."""
     plan = plans.plan(length, kind.computed.__name__)
-    buffer, notes = calls._buffers(kind, length, 1)
+    buffer, notes = calls.buffers(kind, length, 1)
     out = np.empty((length, len(spectra)), kind.computed)
     correlations.lags(
         (kind.computed(0),), spectra, 0, -(-len(spectra) // kind.lanes), plan.constants, plan.steps, buffer, notes, out

@@ -23,15 +23,10 @@ from typing import Any
 
 import numba
 
-from .machine import NAME, REGISTER_BYTES
+from .lanes import STAND_INS
+from .machine import FAST, NAME, REGISTER_BYTES
 
-__all__ = ["FAST", "kernel", "part"]
-
-# Not "nnan" or "ninf": they would delete the checks for entries that are not finite.
-FAST = ("contract", "reassoc", "nsz", "arcp")
-
-HALVES = {"int16": "float16", "uint16": "bfloat16"}
-"""Dtypes that a kernel is told of by another one, for Numba does not know them."""
+__all__ = ["kernel", "part"]
 
 log = logging.getLogger("tmm_core")
 
@@ -52,34 +47,35 @@ def kernel(function: Callable[..., Any]) -> Any:
         config.CACHE_DIR = before
     ready: set[tuple[type, ...]] = set()
 
-    def begin(kinds: tuple[Any, ...], *arguments: Any) -> None:
+    def begin(stand_ins: tuple[Any, ...], *arguments: Any) -> None:
         """Run for the first time in this process: compile, unless the machine code is at hand."""
-        dtypes = " and ".join(dict.fromkeys(HALVES.get(type(kind).__name__, type(kind).__name__) for kind in kinds))
+        names = {type(number): name for name, number in STAND_INS.items()}
+        dtypes = " and ".join(dict.fromkeys(names[type(number)] for number in stand_ins))
         mark = None if FOLDER is None else FOLDER / f"{function.__name__} {dtypes}.compiled"
         if mark is None or not mark.exists():
             log.info("compiling the Numba kernel %s for %s, %s", function.__name__, dtypes, KEPT)
         try:
-            compiled(kinds, *arguments)
+            compiled(stand_ins, *arguments)
         except OSError as error:  # a full disk, say: it is compiled, but could not be kept, and has not run
             log.warning("the Numba kernel %s could not be kept on disk: %s", function.__name__, error)
-            compiled(kinds, *arguments)
+            compiled(stand_ins, *arguments)
         except (EOFError, pickle.UnpicklingError) as error:  # files cut short, by a machine that went down
             log.warning("compiling anew what cannot be read in %s: %s", FOLDER, error)
             shutil.rmtree(FOLDER or "", ignore_errors=True)
-            compiled(kinds, *arguments)
+            compiled(stand_ins, *arguments)
         else:
             _touch(mark)
 
     @functools.wraps(function)
-    def call(kinds: tuple[Any, ...], *arguments: Any) -> None:
-        key = tuple(type(kind) for kind in kinds)
+    def call(stand_ins: tuple[Any, ...], *arguments: Any) -> None:
+        key = tuple(type(number) for number in stand_ins)
         if key not in ready:
             with _compiling:  # one thread compiles, others wait for it
                 if key not in ready:
-                    begin(kinds, *arguments)
+                    begin(stand_ins, *arguments)
                     ready.add(key)
                     return
-        compiled(kinds, *arguments)
+        compiled(stand_ins, *arguments)
 
     return call
 

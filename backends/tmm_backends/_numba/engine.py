@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from tmm_core import _arrays, _exchange, _maths
 from tmm_core._protocols import Request
 
-from .calls import Correlation, Product
+from .calls import Product
 from .machine import CONVERTS_HALVES
 from .plans import fast_length
-from .work import KIND, Filters, Kind, Signals, aligned
+from .sums import Correlation
+from .work import ARITHMETIC, Arithmetic, Filters, Signals, aligned
 
 __all__ = ["NumbaEngine"]
 
@@ -66,18 +67,18 @@ class NumbaEngine:
         if exact:
             y: Array = _maths.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=True, segment_ids=segment_ids)
             return y
-        dtype, kind = _arrays.result_dtype(w, x), KIND[_arrays.result_dtype_name(w, x)]
-        x = _in(kind, x)
+        dtype, arithmetic = _arrays.result_dtype(w, x), ARITHMETIC[_arrays.result_dtype_name(w, x)]
+        x = _in(arithmetic, x)
         y = aligned(x.shape, dtype)
         if x.size == 0:
             return y
         signals = _signals(x, segment_ids)
-        filters = Filters.of(w[..., : x.shape[-2]], kind)
+        filters = Filters.of(w[..., : x.shape[-2]], arithmetic)
         undone = np.zeros((len(signals), filters.heads), bool)
         if not filters.unsafe.all():
             lags = filters.lags if filters.kernel == 1 else None
             for direct, size, which in _methods(signals.length, lags):
-                call = Product(kind, x, y, signals[which], filters, adjoint)
+                call = Product(arithmetic, x, y, signals[which], filters, adjoint)
                 method = call.directly if direct else call.over_neighbours if lags is None else call.by_transforms
                 undone[which] = method(size)
         undone |= filters.unsafe
@@ -98,31 +99,31 @@ class NumbaEngine:
 
         if exact:
             return define(x, g, heads)
-        dtype, kind = _arrays.result_dtype(x, g), KIND[_arrays.result_dtype_name(x, g)]
-        x, g = _in(kind, x), _in(kind, g)
+        dtype, arithmetic = _arrays.result_dtype(x, g), ARITHMETIC[_arrays.result_dtype_name(x, g)]
+        x, g = _in(arithmetic, x), _in(arithmetic, g)
         c = np.zeros((heads, kernel, lags))
         if x.size == 0:
             return c.astype(dtype)
         signals, used = _signals(x, segment_ids), min(lags, x.shape[-2])
         peaks = np.zeros(heads)
         for _, size, which in _methods(signals.length, None):
-            part, its_peaks = Correlation(kind, x, g, signals[which], heads, kernel, used).compute(size)
+            part, its_peaks = Correlation(arithmetic, x, g, signals[which], heads, kernel, used).compute(size)
             c[..., : part.shape[-1]] += part
             peaks += its_peaks
         with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
             c = c.astype(dtype)
         width = x.shape[-1] // heads
-        for head in np.flatnonzero((peaks != 0) & ~(peaks >= kind.lowest)):  # NaN, too
+        for head in np.flatnonzero((peaks != 0) & ~(peaks >= arithmetic.lowest)):  # NaN, too
             its = slice(head * width, (head + 1) * width)
             c[head] = define(x[..., its], g[..., its], 1)[0]
         return c
 
 
-def _in(kind: Kind, a: Array) -> Array:
+def _in(arithmetic: Arithmetic, a: Array) -> Array:
     """Return an array in a dtype that kernels read: one that is computed in the dtype that the result is."""
     if a.dtype.name == "float16" and not CONVERTS_HALVES:
         a = a.astype(np.float32)
-    return a if KIND[a.dtype.name].computed == kind.computed else a.astype(kind.name)
+    return a if ARITHMETIC[a.dtype.name].computed == arithmetic.computed else a.astype(arithmetic.name)
 
 
 def _signals(x: Array, segment_ids: Array | None) -> Signals:

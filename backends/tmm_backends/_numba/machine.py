@@ -8,7 +8,7 @@ from typing import Any
 import llvmlite.binding
 import numba
 
-__all__ = ["CONVERTS_HALVES", "NAME", "REGISTER_BYTES"]
+__all__ = ["CONVERTS_HALVES", "FAST", "NAME", "REGISTER_BYTES"]
 
 _config: Any = numba.config
 
@@ -30,3 +30,6 @@ REGISTER_BYTES = 64 if "avx512f" in _FEATURES else 32 if "avx" in _FEATURES else
 
 CONVERTS_HALVES = "f16c" in _FEATURES or platform.machine() not in ("x86_64", "AMD64")
 """Whether float16 can be read and written; without instructions for it LLVM calls functions that are not there."""
+
+FAST = ("contract", "reassoc", "nsz", "arcp")
+"""What floating-point arithmetic may do beside the letter: not "nnan" or "ninf", which would delete checks for NaN."""
