@@ -126,6 +126,16 @@ def test_correlations_of_signals_of_any_size(sizes, kernel, rng):
         check_correlation(correlate(*pair, lags=n, heads=2, kernel=kernel), *pair, n, 2, kernel)
 
 
+@pytest.mark.parametrize("kernel", [1, 2])
+@pytest.mark.parametrize("size", [2e11, 1e14, 1e15])
+def test_correlations_of_large_signals_stay_in_range(size, kernel):
+    x = np.full((8, 8192, 16), size, np.float32)  # its spectrum is one large number, of which a thousand are added up
+    c = correlate(x, x, lags=3, heads=1, kernel=kernel)[0]
+    channels = 16 - (kernel - 1 - np.arange(kernel))[:, None]
+    expected = (8.0 * size) * size * channels * (8192 - np.arange(3))
+    np.testing.assert_allclose(c.astype(float).reshape(expected.shape), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("n", [50, 200])
 @pytest.mark.parametrize("kernel", [1, 2])
 def test_channels_do_not_touch_each_other(n, kernel):
