@@ -15,7 +15,7 @@ import pytest
 
 import tmm_core
 from tmm_adapters import bench
-from tmm_adapters.bench import figures
+from tmm_adapters.bench.topics import TOPICS
 from tmm_adapters.bench.turns import Ratio
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -100,7 +100,7 @@ def test_asv_skips_what_is_missing_and_less_is_better(
 def test_the_quick_set_has_every_topic(suite: Callable[[str], ModuleType]) -> None:
     """Of `tmm bench`, and the import; what grows with length, or compiles, is not quick."""
     quick = suite("quick")
-    topics = {*figures.COLUMNS, "importing"}
+    topics = {*TOPICS, "importing"}
     bases = {
         base.__module__.split(".")[1]
         for thing in vars(quick).values()

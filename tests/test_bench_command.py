@@ -7,9 +7,11 @@ import json
 import pytest
 
 from tmm_adapters.bench import figures, process, rivals
-from tmm_adapters.bench.figures import Figure, Task
+from tmm_adapters.bench.figures import Figure
+from tmm_adapters.bench.topics import TOPICS, Task
 from tmm_adapters.bench.turns import Ratio
 from tmm_adapters.cli import main
+from tmm_adapters.cli.bench import ALLOCATORS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -129,3 +131,13 @@ def test_bad_options_are_one_clear_line(
     assert error.startswith("tmm: error: ")
     assert said in error
     assert not measured
+
+
+def test_help_names_every_topic_and_allocator(capsys: pytest.CaptureFixture[str]) -> None:
+    """And which are measured unless told: help imports no benchmark."""
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{', '.join(TOPICS)} (default: the first three)" in shown
+    assert [topic.usual for topic in TOPICS.values()] == [True] * 3 + [False]
+    assert tuple(ALLOCATORS.values()) == process.ALLOCATORS

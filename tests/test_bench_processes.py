@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tmm_adapters.bench import figures, machine, process
-from tmm_adapters.bench.figures import Figure, Task
+from tmm_adapters.bench.figures import Figure
+from tmm_adapters.bench.topics import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
