@@ -72,7 +72,12 @@ class Definition:
 #     (8, 64, 4, 128)                 545        1692     (8, 128, 8, 16)                 889   1535
 #     (8, 128, 8, 16)                 983         959     (8, 512, 8, 16)                2255   6408
 #     (4, 256, 8, 16)                1110        1936     (8, 1024, 4, 128)             14864  51464
-_FASTEST: dict[str, tuple[str, ...]] = {"numpy": ("numba",), "dask": ("numba",), "torch": ("numba", "torch")}
+_FASTEST: dict[str, tuple[str, ...]] = {
+    "numpy": ("numba",),
+    "dask": ("numba",),
+    "torch": ("numba", "torch"),
+    "jax": ("numba", "jax"),
+}
 # Signals so short and so few are not worth Numba's time to begin, where the definition's direct sums are at hand.
 _FEW_TIMES, _FEW_ENTRIES = 128, 1 << 18
 # Libraries whose bridge is part of the core, since it needs no import.
