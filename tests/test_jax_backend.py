@@ -183,6 +183,23 @@ def test_the_engine_is_chosen_when_traced(monkeypatch):
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "ids", "name"),
+    [
+        ((1, 16, 8), "float32", False, "jax"),  # too few to be worth a call
+        ((1, 16, 8), "float32", True, "numba"),
+        ((8, 64, 64), "bfloat16", False, "numba"),
+        ((1, 200, 8), "float64", False, "numba"),
+        ((1, 200, 8), "complex64", False, "jax"),
+    ],
+)
+def test_the_fastest_engine_is_chosen(shape, dtype, ids, name):
+    w, x = draw(1, 4, dtype=dtype), draw(*shape, dtype=dtype)
+    ids = jnp.zeros(shape[1], int) if ids else None
+    program = str(jax.make_jaxpr(lambda w, x: product(w, x, segment_ids=ids))(w, x))
+    assert f"tmm_backends._{name}." in program
+
+
 def test_numba_reads_and_writes_the_memory_of_the_program(monkeypatch):
     engine = tmm_core.get_backend("numba").engine
     seen = []
