@@ -2,16 +2,21 @@
 
 XLA calls a function of C with a frame of pointers (its stable interface, `xla/ffi/api/c_api.h` in jaxlib's include
 folder). The function is one of `ctypes`: it takes the GIL and calls the engine on arrays that lie in XLA's own buffers,
-so nothing is copied, and an engine behaves as it does when Python calls it. JAX holds no GIL while a program runs.
+so nothing is copied, and an engine behaves as it does when Python calls it. JAX gives the GIL back where it waits for a
+program (but not in `unsafe_buffer_pointer` of an array that is not ready, which waits for ever, here and with JAX's own
+callbacks).
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import functools
 import json
 import math
 import sys
+import time
 from typing import Any
 
 import jax
@@ -28,6 +33,9 @@ __all__ = ["call"]
 
 TARGET = "tmm_core_host_engine"
 
+PATIENCE = 60.0
+"""Seconds that the end of a process waits for programs whose results nobody holds."""
+
 _engines: dict[str, Engine] = {}
 
 
@@ -40,15 +48,16 @@ def call(engine: Engine, operation: str, like: Any, /, *arrays: jax.Array, **opt
 
 
 @functools.lru_cache(maxsize=256)
-def _read(what: bytes) -> tuple[Engine, Any, dict[str, Any]]:
-    """Return engine, operation and options of a call; a program from a cache on disk names engines of its own."""
+def _read(what: bytes) -> tuple[str, Any, dict[str, Any]]:
+    """Return the engine's name, the operation and the options of a call."""
     name, operation, options = json.loads(what)
-    return _engines.get(name) or _registry.get_backend(name).engine, operation, options
+    return name, operation, options
 
 
 def _compute(what: bytes, out: NDArray[Any], first: NDArray[Any], second: NDArray[Any], ids: Any = None) -> None:
     """Compute into `out`, without a copy where the engine can write there."""
-    engine, operation, options = _read(what)
+    name, operation, options = _read(what)
+    engine = _engines.get(name) or _registry.get_backend(name).engine  # programs may come from a cache on disk
     if (
         operation == "matmul"
         and isinstance(engine, Writer)
@@ -146,3 +155,21 @@ def _serve(address: int) -> int | None:
 
 _handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_serve)  # kept, since XLA keeps only its address
 jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_handler), platform="cpu")
+
+
+@atexit.register
+def _finish() -> None:
+    """Wait for programs that are still running: JAX ends with the GIL held, and waits for calls that wait for the GIL.
+
+    Results that nobody holds any more cannot be waited for, so this waits until the process does nothing, too.
+    """
+    if not _engines:
+        return
+    for array in jax.live_arrays("cpu"):
+        with contextlib.suppress(Exception):  # of a program that failed, which is not news at the end
+            array.block_until_ready()
+    idle, end = 0, time.monotonic() + PATIENCE
+    while idle < 3 and time.monotonic() < end:
+        before = time.process_time()
+        time.sleep(0.01)
+        idle = idle + 1 if time.process_time() - before < 0.002 else 0
