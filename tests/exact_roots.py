@@ -95,3 +95,14 @@ def index_by_zeros(w):
         return -zeros_inside(w[used[0] : used[-1] + 1])[0] - int(used[0])
     except ArithmeticError:
         return None
+
+
+def from_zeros(zeros):
+    """Return real lags with these zeros and their conjugates, as float64 rounds them."""
+    zeros = np.asarray(zeros)
+    w = np.real(np.poly(np.concatenate((zeros, np.conj(zeros)))))[::-1]
+    return w / np.max(np.abs(w))
+
+
+def on_circle(angles):
+    return np.exp(1j * np.asarray(angles))

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import json
-import os
-import re
-import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
 import tmm_core
-from tmm_adapters import bench
-from tmm_adapters.bench import figures, machine, measure, process, rivals, training
-from tmm_adapters.bench.figures import Figure, Task
-from tmm_adapters.bench.turns import FULL, QUICK, Pace, Ratio, compare, take_turns
-from tmm_adapters.cli import main
+from tmm_adapters.bench import measure, rivals, training
+from tmm_adapters.bench.turns import QUICK, Pace, Ratio, compare, take_turns
 from tmm_core import TMMConfig
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ASV = Path(__file__).parent.parent / "asv_bench"
 SMALL = measure.Case(24, 2, elements=24 * 8 * 3)
 NEEDS = {"torch.fft": "torch", "jnp.fft": "jax", "dense T @ x": "torch", "scipy.signal.fftconvolve": "scipy"}
-RATIO = Ratio.of([0.001, 0.002, 0.001], [0.0155, 0.0312, 0.0149])
 
 
 class Clock:
@@ -71,6 +57,12 @@ def test_a_ratio_is_that_of_the_same_turn() -> None:
 def test_quartiles_lie_within_the_turns() -> None:
     ratio = Ratio.of([2.0] * 5, [2.0, 4.0, 6.0, 8.0, 20.0])
     assert (ratio.low, ratio.median, ratio.high) == (2.0, 3.0, 4.0)
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_a_ratio_has_a_spread(turns: int) -> None:
+    with pytest.raises(ValueError, match=f"two turns or more, and there is {turns}"):
+        Ratio.of([1.0] * turns, [2.0] * turns)
 
 
 def test_sides_take_turns_until_the_time_is_spent_and_warm_up_beforehand() -> None:
@@ -187,267 +179,3 @@ def test_a_matrix_that_nobody_holds_is_nothing_to_measure() -> None:
         rivals.dense(w, x)
     with pytest.raises(NotImplementedError, match="16384 rows"):
         training.compare_training(16384, 4, "dense T @ x", "torch")
-
-
-# Processes
-
-
-def test_an_allocator_that_keeps_its_pages_has_no_page_faults() -> None:
-    if not process._has_glibc():
-        pytest.skip("the C library is not glibc")
-    code = (
-        "import resource, sys, numpy as np; from tmm_adapters.bench import prepare\n"
-        "prepare(1, sys.argv[1])\n"
-        "for _ in range(3):\n"
-        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "    np.full(2**25, 1, np.int8); np.full(2**26, 1, np.int8)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
-    )
-    faults = [
-        int(subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, check=True).stdout)
-        for how in process.ALLOCATORS
-    ]
-    assert faults[1] < 10 < faults[0], "96 MiB are 48 pages at the least, should the system make them huge"
-
-
-def test_threads_and_variables_are_those_asked_for() -> None:
-    code = (
-        "import os; from tmm_adapters.bench import prepare; {first}; prepare(2, 'default'); import torch\n"
-        "print(torch.get_num_threads(), os.environ['NPROC'], os.environ['NUMBA_NUM_THREADS'])"
-    )
-    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for first in ("pass", "import torch"):
-        command = [sys.executable, "-c", code.format(first=first)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
-        assert done.stdout == "2 2 2\n", f"after {first}"
-
-
-def test_extra_memory_is_what_a_call_holds_beyond_its_result() -> None:
-    if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("the system does not tell a process's peak since a moment")
-
-    def call() -> np.ndarray:
-        temporary = np.ones(2**25, np.int8)
-        return np.concatenate([temporary[: 2**24], np.ones(2**24, np.int8)])  # 32, 16 and 32 MiB at once
-
-    np.ones(2**28, np.int8)  # the peak so far is no matter
-    assert process.extra_memory(call, 2**25) == pytest.approx(48 * 2**20, abs=2**21)
-
-
-def test_the_processor_is_described() -> None:
-    described = machine.describe(2, "torch")
-    assert {"processor", "vectors", "system", "versions", "ours"} <= set(described)
-    assert f"torch {torch.__version__}" in described["versions"]
-    assert f"{process.cores()} cores" in described["processor"]
-
-
-def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (5.0, 0.0, 0.0), raising=False)
-    assert "load average is 5.0" in machine.busy()
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 5.0, 5.0))
-    assert machine.busy() is None
-
-
-@pytest.mark.filterwarnings("default")  # what other libraries say when they are imported
-def test_figures_are_measured_in_processes_of_their_own() -> None:
-    def one(task: Task) -> Figure:
-        return next(figures.figures([[task]], 1, "default"))[0]
-
-    task = Task("memory", 2**20, 1, "ours", "torch", quick=True)
-    figure = one(task)
-    assert figure.task == task
-    assert 0 < figure.bytes < 2**28, "or why it is missing"
-    with pytest.raises(LookupError, match="unknown backend 'none'") as error:
-        one(replace(task, backend="none"))
-    assert "in product_memory" in error.value.__notes__[0], "where it happened over there"
-    missing = one(Task("product", 16384, 1, "dense T @ x", "torch"))
-    assert missing.ratio is None
-    assert "16384 rows" in missing.missing
-
-
-@pytest.mark.filterwarnings("default")
-def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "_measure", os._exit)  # fails on its arguments before anything is sent
-    with pytest.raises(OSError, match="the measuring process died"):
-        next(figures.figures([[Task("memory", 64, 1, "ours", "torch")]], 1, "default"))
-
-
-# tmm bench
-
-
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Task, int, str]]:
-    """Figures made up in place of measured ones; the tasks that were asked for."""
-    asked = []
-
-    def made_up(_: object, task: Task, threads: int, allocator: str) -> Figure:
-        asked.append((task, threads, allocator))
-        if task.column == "jnp.fft":
-            return Figure(task, missing="jax cannot be imported: No module named 'jax'")
-        return Figure(task, bytes=3 * 2**20) if task.topic == "memory" else Figure(task, ratio=RATIO)
-
-    monkeypatch.setattr(figures, "_measured", made_up)
-    monkeypatch.setattr(process, "_has_glibc", lambda: True)
-    return asked
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
-
-
-def test_table_and_json_tell_the_same(measured: list, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", "--backend", "torch", "--lengths", "1024", "1021", "--threads", "1"]
-    assert main(command) == 0
-    said = capsys.readouterr().out
-    tables = [cells(line) for line in said.splitlines() if line.startswith("|") and "---" not in line]
-    assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    told = {}
-    heading: list[str] = []
-    order = iter([("default", topic) for topic in ("product", "gradients", "memory")] + [("keeps pages", "product")])
-    for row in tables:
-        if row[0] == "n":
-            heading, (allocator, topic) = row, next(order, ("keeps pages", "gradients"))
-            continue
-        for name, cell in zip(heading[2:], row[2:], strict=True):
-            told[topic, allocator, int(row[0]), int(row[1]), name] = cell
-    times = [told.pop(key) for key in list(told) if key[-1] == "ours" and key[0] != "memory"]
-    assert times
-    assert set(times) == {"1.0 ms"}
-    assert len(found["figures"]) == len(told) == len(measured) / 2
-    for figure in found["figures"]:
-        cell = told[figure["topic"], figure["allocator"], figure["n"], figure["heads"], figure["column"]]
-        if "missing" in figure:
-            assert cell == "n/a"
-        elif figure["topic"] == "memory":
-            assert cell == f"{figure['bytes'] / 2**20:.1f}"
-        else:
-            ratio = figure["ratio"]
-            assert cell == f"{ratio['median']:.1f} ({ratio['low']:.1f} to {ratio['high']:.1f})"
-            assert len(ratio["turns"]) == 3
-    reason = "jnp.fft: jax cannot be imported: No module named 'jax'"
-    assert found["missing"] == [reason]
-    assert f"n/a: {reason}" in said
-    assert found["machine"]["ours"] == "backend 'torch', float32, 1 threads each side"
-
-
-def test_quick_and_full_cover_what_they_say(measured: list, capsys: pytest.CaptureFixture[str]) -> None:
-    def lengths(*options: str) -> dict[str, set[tuple[int, int]]]:
-        measured.clear()
-        assert main(["bench", "--backend", "torch", *options]) == 0
-        assert all(threads == process.default_threads() for _, threads, _ in measured)
-        grid: dict[str, set[tuple[int, int]]] = {}
-        for task, _, _ in measured:
-            grid.setdefault(task.topic, set()).add((task.n, task.heads))
-        return grid
-
-    full = lengths()
-    assert full["product"] == {(n, h) for n in (512, 1024, 2048, 4096, 8192, 32768, 131072) for h in (1, 4)}
-    assert full["gradients"] == {(n, h) for n in (1024, 2048, 4096, 8192) for h in (1, 4)}
-    assert {(column, where) for task, _, where in measured if task.topic == "product" for column in [task.column]} == {
-        (rival, allocator) for rival in rivals.RIVALS for allocator in process.ALLOCATORS
-    }
-    assert set(lengths("--quick")) == {"product", "gradients", "memory"}
-    assert all(task.quick and task.n == 1024 for task, _, _ in measured)
-    assert lengths("training") == {"training": {(n, 4) for n in (512, 1024, 2048, 8192, 16384)}}
-    assert {(task.column, where) for task, _, where in measured} == {
-        (column, "default") for column in ("no mixing", "dense T @ x")
-    }
-    assert "8192000 tokens/s" in capsys.readouterr().out
-    assert set(lengths("--allocator", "keep")) == {"product", "gradients"}
-    assert {where for _, _, where in measured} == {"keeps pages"}
-
-
-def test_another_c_library_is_measured_as_it_is(
-    measured: list, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(process, "_has_glibc", lambda: False)
-    assert main(["bench", "product", "--backend", "torch", "--lengths", "64"]) == 0
-    assert {where for _, _, where in measured} == {"default"}
-    assert "only glibc's allocator" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["speed"], "there is no topic 'speed'"),
-        (["--threads", "0"], "--threads must be between 1 and"),
-        (["--threads", "4097"], "--threads must be between 1 and"),
-        (["--lengths", "1024", "1"], "--lengths must be between 2 and"),
-        (["--lengths", "1048577"], "--lengths must be between 2 and"),
-        (["--backend", "none"], "unknown backend 'none'"),
-        (["memory", "--allocator", "keep"], "hide what a call takes"),
-    ],
-)
-def test_bad_options_are_one_clear_line(
-    measured: list, capsys: pytest.CaptureFixture[str], options: list[str], said: str
-) -> None:
-    assert main(["bench", "--backend", "torch", *options]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert error.startswith("tmm: error: ")
-    assert said in error
-    assert not measured
-
-
-# asv
-
-
-@pytest.fixture
-def suite(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Import a module of the asv benchmarks as asv does."""
-    monkeypatch.syspath_prepend(ASV)
-    yield lambda name: importlib.import_module(f"benchmarks.{name}")
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        del sys.modules[name]
-
-
-def test_asv_benchmarks_use_public_names_only() -> None:
-    files = list((ASV / "benchmarks").glob("*.py"))
-    assert len(files) >= 6
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module != "__future__":
-                assert node.module in ("typing", "tmm_adapters.bench"), file
-                assert node.module == "typing" or {alias.name for alias in node.names} <= set(bench.__all__), file
-            elif isinstance(node, ast.Import):
-                assert [alias.name for alias in node.names] == ["tmm_core"], file
-
-
-def test_asv_skips_what_is_missing_and_less_is_better(
-    suite: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    product = suite("product")
-    package = sys.modules["benchmarks"]
-    monkeypatch.setattr(package, "prepare", lambda *_: None)
-    with pytest.raises(NotImplementedError, match="'none' is not installed"):
-        product.Product().setup(64, 1, "none")
-    assert package.samples(Ratio.of([1.0, 1.0], [8.0, 4.0])) == {"samples": [0.125, 0.25], "number": 1}
-
-
-def test_the_quick_set_has_every_topic(suite: Callable[[str], ModuleType]) -> None:
-    quick = suite("quick")
-    topics = {path.stem for path in (ASV / "benchmarks").glob("*.py")} - {"__init__", "quick"}
-    bases = {
-        base.__module__.split(".")[1]
-        for thing in vars(quick).values()
-        if isinstance(thing, type)
-        for base in [thing.__base__]
-    }
-    assert bases == topics
-    for thing in vars(quick).values():
-        if isinstance(thing, type) and hasattr(thing, "params"):
-            assert all(set(few) <= set(many) for few, many in zip(thing.params, thing.__base__.params, strict=True))
-
-
-def test_asv_finds_its_benchmarks_and_the_repository() -> None:
-    text = re.sub(r"^ *//.*$", "", (ASV / "asv.conf.json").read_text(), flags=re.M)
-    conf = json.loads(text)
-    assert (ASV / conf["benchmark_dir"] / "__init__.py").is_file()
-    assert (ASV / conf["repo"] / "pyproject.toml").is_file()
-    ignored = (ASV.parent / ".gitignore").read_text().splitlines()
-    assert {f"/asv_bench/{conf[key]}/" for key in ("results_dir", "html_dir")} <= set(ignored)
-
-
-def test_paces_leave_a_spread() -> None:
-    assert all(pace.turns >= 3 for pace in (FULL, QUICK, training.TRAINING))

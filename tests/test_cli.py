@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
+import logging
 import os
 import re
 import subprocess
@@ -84,7 +85,7 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
     assert min(times) < 5
 
 
-@pytest.mark.parametrize("command", ["", "train", "generate", "eval", "convert", "backends"])
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([*command.split(), "--help"])
@@ -148,6 +149,34 @@ def test_ctrl_c_before_anything_is_130(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr("tmm_adapters.cli.backends.run", stopped)
     assert main(["backends"]) == 130
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `tmm backends` do nothing but log, and leave the logger as it was."""
+    log = logging.getLogger("tmm_core")
+
+    def run(arguments: argparse.Namespace) -> int:
+        log.info("compiling %d kernels", 3)
+        log.debug("a detail")
+        return 0
+
+    monkeypatch.setattr("tmm_adapters.cli.backends.run", run)
+    monkeypatch.setattr(log, "handlers", [])
+    before = log.level
+    yield
+    log.setLevel(before)
+
+
+@pytest.mark.usefixtures("messages")
+def test_messages_of_the_core_are_on_what_stderr_is_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may call `main` again when the first stderr is closed."""
+    for _ in range(2):
+        stderr = io.StringIO()
+        monkeypatch.setattr("sys.stderr", stderr)
+        assert main(["backends"]) == 0
+        assert stderr.getvalue() == "tmm: compiling 3 kernels\n"
+        stderr.close()
 
 
 # tmm train

@@ -1,120 +1,38 @@
-"""`tmm index`: table and JSON tell the same, the pictures hold what they say, and bad input is one clear line."""
+"""`tmm index`: table and JSON tell the same, and bad input is one clear line."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import index_models
 import numpy as np
 import pytest
-from matplotlib.axes import Axes
+import scipy.sparse.linalg
+from index_models import lags_of, make, make_run, rows_of
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from scipy.sparse.linalg import ArpackNoConvergence
 
-from tmm_adapters import operator_pictures
+from tmm_adapters import spectra
 from tmm_adapters.authors import read_authors
 from tmm_adapters.cli import main
-from tmm_adapters.cli.index import _counts
-from tmm_adapters.folder import read_tensors, save_model, write_tensors
+from tmm_adapters.folder import read_tensors, write_tensors
+from tmm_adapters.operator_tables import _counts
 from tmm_adapters.operators import filters_of, judge
-from tmm_adapters.training.runs import Run
 from tmm_core import TMMConfig, fredholm_index, lm
 
+told, refused, drawn = map(pytest.fixture, (index_models.told, index_models.refused, index_models.drawn))
+
 REFERENCE = Path(__file__).parent / "data"
-RNG = np.random.default_rng
-
-
-def make(folder: Path, change: Callable[[dict[str, np.ndarray]], None] = lambda tensors: None, **fields: Any) -> Path:
-    """Write a model folder whose head i is nearly the shift by i tokens, so that its index is -i."""
-    config = TMMConfig(**{"d_model": 8, "n_layers": 2, "n_heads": 4, "max_len": 24, "lag_init": "shift", **fields})
-    tensors = lm.init_params(config, RNG(0))
-    change(tensors)
-    save_model(folder, config, tensors)
-    return folder
-
-
-def make_run(folder: Path, config: TMMConfig, logs: dict[int, dict[str, np.ndarray]]) -> Path:
-    """Write what `tmm train` leaves of a run that has been evaluated at these steps."""
-    folder.mkdir()
-    run = Run(folder, {})
-    run.describe(
-        preset="default",
-        config=config.to_dict(),
-        source={},
-        options={},
-        steps=max(logs, default=1),
-        yardsticks={},
-        started=0.0,
-        finished=True,
-    )
-    run.lags.mkdir()
-    for step, lags in logs.items():
-        write_tensors(run.lags / f"step-{step:08d}.safetensors", lags)
-    return folder
-
-
-def lags_of(config: TMMConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    return {name: p for name, p in lm.init_params(config, RNG(seed)).items() if ".mix.lags" in name}
-
-
-@pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run `tmm index` with arguments that must do, and return what it prints."""
-
-    def check(*arguments: object) -> str:
-        capsys.readouterr()
-        code = main(["index", *map(str, arguments)])
-        captured = capsys.readouterr()
-        assert code == 0, captured.err
-        return captured.out
-
-    return check
-
-
-@pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run `tmm index` with arguments that must fail with one line on stderr; return the line."""
-
-    def check(*arguments: object, code: int = 2) -> str:
-        capsys.readouterr()
-        found = main(["index", *map(str, arguments)])
-        error = capsys.readouterr().err
-        assert found == code, error
-        assert error.startswith("tmm: error: ")
-        assert error.count("\n") == 1
-        assert "a bug" not in error
-        return error
-
-    return check
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved, drawn."""
-    figures: list[Figure] = []
-    original = Figure.savefig
-
-    def savefig(self: Figure, *args: object, **kwargs: object) -> None:
-        figures.append(self)
-        original(self, *args, **kwargs)
-        self.canvas.draw()
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    return figures
-
-
-def rows_of(table: str) -> list[list[str]]:
-    """Return the cells of the table in what was printed; a factor "x 2" and a bound "> 3" are one cell."""
-    _, body, _ = table.split("\n\n", 2)
-    return [line.replace(" x ", " x").replace("> ", ">").split() for line in body.splitlines()]
 
 
 # The table
@@ -222,6 +140,35 @@ def test_lags_that_are_no_numbers_are_a_row_that_says_so(
     assert "no finite lags" in [t.get_text() for ax in drawn[0].axes for t in ax.texts]
 
 
+def test_a_filter_too_hard_for_arpack_is_a_row_that_says_so(
+    tmp_path: Path, told: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other rows, and the picture, are there as well."""
+    calls = itertools.count()
+
+    def eigsh(*args: object, **kwargs: object) -> object:
+        if next(calls) >= 2:  # the first filter's two ends are found
+            raise ArpackNoConvergence("No convergence (41001 iterations)", np.empty(0), np.empty((0, 0)))
+        return scipy.sparse.linalg.eigsh(*args, **kwargs)
+
+    monkeypatch.setattr(spectra, "eigsh", eigsh)
+    monkeypatch.setattr(spectra, "DENSE", 8)
+
+    def diagonal(tensors: dict[str, np.ndarray]) -> None:
+        tensors["blocks.0.mix.lags"][:, 0] = 9
+
+    model = make(tmp_path / "model", diagonal, n_layers=1, n_heads=2)
+    first, second = rows_of(told(model))[1:]
+    assert first[5] == "24"
+    assert second[5:7] == ["-", "-"]
+    assert " ".join(second).endswith("the largest and the smallest singular values not found: ARPACK did not converge")
+    calls = itertools.count()
+    found = json.loads(told(model, "--json", "--no-plot"))["filters"]
+    assert [f["rank"] for f in found] == [24, None]
+    assert (found[1]["condition"], found[1]["smallest_singular_value"]) == (None, None)
+    assert [f["missing"] for f in found] == ["", " ".join(second[10:])]
+
+
 def test_the_authors_files_are_read(tmp_path: Path, told: Callable[..., str], refused: Callable[..., str]) -> None:
     for name in ("flat", "heads4", "kernel3", "two_layer", "two_layer_heads2"):
         tensors = read_tensors(REFERENCE / f"{name}.safetensors")
@@ -268,164 +215,6 @@ def test_neither_torch_nor_an_engine_is_loaded(tmp_path: Path) -> None:
         env={name: value for name, value in os.environ.items() if name != "TMM_BACKEND"},
     )
     assert done.stdout.splitlines()[-1] == "[]"
-
-
-# The picture
-
-
-def overprinted(axes: Axes) -> list[tuple[str, str]]:
-    """Return the pairs of texts in a panel that touch."""
-    labels = [t for t in axes.texts if t.get_text()]
-    boxes = [(t.get_text(), t.get_window_extent()) for t in labels]
-    return [(a, b) for (a, x), (b, y) in itertools.combinations(boxes, 2) if x.overlaps(y)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "parted", "rows"),
-    [
-        ({"n_layers": 1, "n_heads": 0}, True, 1),
-        ({"n_layers": 4, "n_heads": 4}, True, 4),
-        ({"n_layers": 1, "n_heads": 64, "d_model": 64, "max_len": 70}, True, 8),
-        ({"n_layers": 1, "n_heads": 64, "d_model": 64, "max_len": 70}, False, 1),
-        ({"n_layers": 1, "n_heads": 128, "d_model": 128}, False, 1),
-    ],
-)
-def test_pictures_are_legible(
-    fields: dict[str, Any],
-    parted: bool,
-    rows: int,
-    tmp_path: Path,
-    told: Callable[..., str],
-    drawn: list[Figure],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also where more than 512 filters share rows of any number."""
-    monkeypatch.setattr(operator_pictures, "_MOST_PARTED", 512 if parted else 0)
-    told(make(tmp_path / "model", **fields))
-    (figure,) = drawn
-    panels = figure.axes
-    assert len(panels) == 5 * rows
-    assert all(overprinted(ax) == [] for ax in panels)
-    frame = figure.get_window_extent()
-    boxes = [ax.get_tightbbox() for ax in panels] + [t.get_window_extent() for t in figure.texts]
-    for box in boxes:
-        assert frame.x0 <= box.x0 <= box.x1 <= frame.x1
-        assert frame.y0 <= box.y0 <= box.y1 <= frame.y1
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-
-
-def test_heads_without_a_colour_of_their_own_are_counted(
-    tmp_path: Path, told: Callable[..., str], drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(operator_pictures, "_MOST_PARTED", 0)
-    told(make(tmp_path / "model", n_layers=1, n_heads=64, d_model=64, max_len=50))
-    lines = [t.get_text() for t in drawn[0].axes[0].texts]
-    assert lines[:2] == ["layer 1", "0: 2 heads"], "head 51 is the shift by no token, again"
-    assert lines[-1] == "others: 42 heads"
-    assert sum(int(line.split()[1]) for line in lines[1:]) == 64
-
-
-def test_each_symbol_turns_around_its_own_origin_as_often_as_its_index(
-    tmp_path: Path, told: Callable[..., str], drawn: list[Figure]
-) -> None:
-    told(make(tmp_path / "model", n_layers=1, n_heads=8, max_len=30))
-    key, symbols, lags, magnitudes, _ = drawn[0].axes
-    assert symbols.get_aspect() == 1
-    assert [t.get_text() for t in key.texts] == ["layer 1", *(f"head {i + 1}: {-i}" for i in range(8))]
-    (origins,) = (
-        line.get_xydata() for line in symbols.lines if line.get_color() == "black" and line.get_marker() == "+"
-    )
-    curves = [line.get_xydata() for line in symbols.lines if line.get_color() in [t.get_color() for t in key.texts[1:]]]
-    curves = [curve for curve in curves if len(curve) > 8]
-    assert len(origins) == len(curves) == 8
-    for head, (origin, curve) in enumerate(zip(origins, curves, strict=True)):
-        around = (curve - origin) @ [1, 1j]
-        turns = np.angle(around[1:] / around[:-1]).sum() / (2 * math.pi)
-        assert round(turns) == -head
-        assert np.abs(around).max() == pytest.approx(1)
-    assert [line.get_ydata()[i] for i, line in enumerate(lags.lines[:8])] == pytest.approx([1] * 8, abs=1e-2)
-    assert magnitudes.get_yscale() == "log"
-
-
-def test_vanishing_singular_values_lie_in_the_band(
-    tmp_path: Path, told: Callable[..., str], drawn: list[Figure]
-) -> None:
-    told(make(tmp_path / "model", n_layers=1, n_heads=4, max_len=64))
-    panel = drawn[0].axes[4]
-    assert "0 in float64" in [t.get_text() for t in panel.texts]
-    (band,) = panel.patches
-    top = band.get_y() + band.get_height()
-    assert [int((line.get_ydata() <= top).sum()) for line in panel.lines] == [0, 1, 2, 3]
-
-
-# Over time
-
-
-def test_over_time_reads_the_logs_of_the_run(tmp_path: Path, told: Callable[..., str], drawn: list[Figure]) -> None:
-    config = TMMConfig(d_model=8, n_layers=2, n_heads=2, max_len=16, lag_init="shift")
-    start = {name: np.eye(2, 16, dtype=np.float32) for name in lags_of(config)}  # shifts by 0 and 1
-    turned = {name: w[:, ::-1].copy() for name, w in start.items()}  # shifts by 15 and 14
-    spoilt = {name: w * (np.nan if "blocks.0" in name else 1) for name, w in start.items()}
-    run = make_run(tmp_path / "run", config, {100: start, 5: start, 20: turned, 1000: spoilt})
-    (run / "lags" / ".step-00000007.safetensors.part").write_bytes(b"half")
-    (run / "lags" / "notes.txt").write_text("mine")
-    plain = json.loads(told(run, "--over-time", "--json"))
-    assert plain["steps"] == [5, 20, 100, 1000]
-    assert [f["index"] for f in plain["filters"]] == [
-        [0, -15, 0, None],
-        [-1, -14, -1, None],
-        [0, -15, 0, 0],
-        [-1, -14, -1, -1],
-    ]
-    assert [f["vanishing"] for f in plain["filters"]] == [
-        [0, 15, 0, None],
-        [1, 14, 1, None],
-        [0, 15, 0, 0],
-        [1, 14, 1, 1],
-    ]
-    shown = told(run, "--over-time")
-    heading, *rows = rows_of(shown)
-    assert heading == ["layer", "head", "5", "20", "100", "1000"]
-    assert rows[1] == ["1", "2", "-1", "-14", "-1", "none"]
-    assert shown.endswith(f"picture: {run / 'index-over-time.png'}\n")
-    key, index, vanishing, heat = drawn[-1].axes[4:]
-    assert [t.get_text() for t in key.texts] == ["layer 2", "head 1: 0 to 0", "head 2: -1 to -1"]
-    assert [line.get_ydata().round().tolist() for line in index.lines] == [[0, -15, 0, 0], [-1, -14, -1, -1]]
-    assert [line.get_ydata().round().tolist() for line in vanishing.lines] == [[0, 15, 0, 0], [1, 14, 1, 1]]
-    (mesh,) = heat.collections
-    assert mesh.get_array().shape == (8, 16), "a band of four moments for each of two heads"
-    assert all(overprinted(ax) == [] for ax in drawn[-1].axes)
-
-
-def test_a_long_run_has_the_first_and_the_last_step_in_its_table(tmp_path: Path, told: Callable[..., str]) -> None:
-    config = TMMConfig(d_model=8, n_layers=1, n_heads=1, max_len=4)
-    run = make_run(tmp_path / "run", config, {step: lags_of(config) for step in range(1, 41)})
-    heading = rows_of(told(run, "--over-time", "--no-plot"))[0]
-    assert (heading[2], heading[-1]) == ("1", "40")
-    assert len(heading) == 2 + 12
-
-
-def test_over_time_needs_a_run_with_logs(tmp_path: Path, refused: Callable[..., str]) -> None:
-    model = make(tmp_path / "model")
-    assert "is not the folder of a run: it has no run.json" in refused(model, "--over-time")
-    config = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=8)
-    run = make_run(tmp_path / "run", config, {})
-    assert "holds no lags yet: train until the first evaluation" in refused(run, "--over-time")
-    (run / "lags" / "step-00000001.safetensors").write_bytes(b"")
-    assert "is not a whole safetensors file" in refused(run, "--over-time")
-    write_tensors(run / "lags" / "step-00000001.safetensors", lags_of(TMMConfig(d_model=8, n_layers=1, max_len=8)))
-    assert "have the shape (4, 8), expected (2, 8)" in refused(run, "--over-time")
-    mean = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=8, softplus=True, mean=True)
-    assert "Toeplitz" in refused(make_run(tmp_path / "mean", mean, {1: lags_of(mean)}), "--over-time")
-    none = TMMConfig(d_model=8, n_layers=0)
-    assert "the model has no layers" in refused(make_run(tmp_path / "none", none, {}), "--over-time")
-
-
-def test_the_run_of_a_model_is_found(tmp_path: Path, told: Callable[..., str]) -> None:
-    config = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=8)
-    run = make_run(tmp_path / "run", config, {3: lags_of(config)})
-    make(run / "model", n_layers=1, n_heads=2, max_len=8)
-    assert f"picture: {run / 'index-over-time.png'}" in told(run / "model", "--over-time")
 
 
 # Bad input
@@ -486,21 +275,42 @@ def test_too_many_rows_for_a_png_are_a_pdf(
     assert "index of 201 filters" in told(model, "--no-plot")
 
 
+def test_time_is_told_beforehand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the matrices of a model, and of those at every evaluation of a run."""
+    config = TMMConfig(d_model=8, n_layers=2, n_heads=4, max_len=24)
+    run = make_run(tmp_path / "run", config, {step: lags_of(config) for step in (1, 2, 3)})
+    make(run / "model")
+
+    def said(*options: str) -> str:
+        assert main(["index", str(run), "--no-plot", "--json", *options]) == 0
+        return capsys.readouterr().err
+
+    assert said() == said("--over-time") == ""
+    monkeypatch.setattr("tmm_adapters.cli.index._PATIENCE", 8 * 24**3)
+    assert said() == ""
+    assert said("--over-time") == "note: 24 matrices on 24 tokens take a while\n"
+    assert said("--length", "25") == "note: 8 matrices on 25 tokens take a while\n"
+    monkeypatch.setattr("tmm_adapters.cli.index._LENGTH", 16)
+    assert said("--over-time", "--length", "24").endswith("; --length 16 is quicker\n")
+
+
+@pytest.mark.parametrize(
+    ("choice", "used"), [(None, "array_api"), (" ", "array_api"), ("auto", "none"), ("numpy", "none")]
+)
+def test_an_empty_choice_of_a_backend_is_none(
+    choice: str | None, used: str, tmp_path: Path, told: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["none"]
+    monkeypatch.setattr("tmm_core.use_backend", lambda name: nullcontext(asked.append(name)))
+    monkeypatch.delenv("TMM_BACKEND", raising=False)
+    if choice is not None:
+        monkeypatch.setenv("TMM_BACKEND", choice)
+    told(make(tmp_path / "model"), "--no-plot")
+    assert asked[-1] == used
+
+
 def test_counts_are_short() -> None:
     assert _counts([0, -1, -1, None]) == "0 in 1, -1 in 2, none in 1"
     assert _counts([0, -1, -2, -3, -4, -5, -6]) == "0 in 1, -1 in 1, -2 in 1, -3 in 1, -4 in 1, -5 to -6 in 2"
-
-
-def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["index", "--help"])
-    assert stopped.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(
-        option in shown for option in ("DIR", "--json", "--plot", "--no-plot", "--length", "--over-time", "--mean")
-    )
-
-
-def test_a_pdf_has_pages_of_four_rows(tmp_path: Path, told: Callable[..., str]) -> None:
-    told(make(tmp_path / "model", n_layers=6, n_heads=1, max_len=8), "--plot", tmp_path / "index.pdf")
-    assert len(re.findall(rb"/Type /Page\b", (tmp_path / "index.pdf").read_bytes())) == 2

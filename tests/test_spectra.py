@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import scipy.sparse.linalg
+from scipy.sparse.linalg import ArpackNoConvergence
 
-from tmm_adapters.operators import filters_of, index_of, judge
+from tmm_adapters import spectra
 from tmm_adapters.spectra import DENSE, dominant_lag, finite_section, inverse_growth
-from tmm_core import TMMConfig, causal_toeplitz, fredholm_index, lm, toeplitz_symbol
+from tmm_core import causal_toeplitz, fredholm_index, toeplitz_symbol
 
 EPS = np.finfo(np.float64).eps
 
@@ -166,6 +169,36 @@ def test_large_sections_are_not_formed() -> None:
     assert section.condition == pytest.approx(finite_section(w, 400).condition, rel=1e-3)
 
 
+@pytest.mark.parametrize(("lost", "names"), [([1], "largest"), ([2], "smallest"), ([1, 2], "largest and the smallest")])
+def test_an_end_that_is_not_found_is_told(lost: list[int], names: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ARPACK gives up at the first, the second or both of its calls."""
+    w = lags("decaying", 64)
+    right = finite_section(w, 300, dense=False)
+    assert right.missing == ""
+    calls = itertools.count(1)
+
+    def eigsh(*args: object, **kwargs: object) -> object:
+        if next(calls) in lost:
+            raise ArpackNoConvergence("No convergence (301 iterations)", np.empty(0), np.empty((0, 0)))
+        return scipy.sparse.linalg.eigsh(*args, **kwargs)
+
+    monkeypatch.setattr(spectra, "eigsh", eigsh)
+    found = finite_section(w, 300, dense=False)
+    expected = [math.nan if call in lost else end for call, end in ((1, right.largest), (2, right.smallest))]
+    assert [found.largest, found.smallest] == pytest.approx(expected, nan_ok=True)
+    assert math.isnan(found.condition)
+    assert (found.rank, found.vanishing) == (None, None)
+    assert f"the {names} singular value" in found.missing
+    assert "ARPACK did not converge" in found.missing
+
+
+def test_a_condition_beyond_float64_is_told_without_the_largest_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spectra, "_norm", lambda *_: math.nan)
+    for w in ([0.5, 1.0], [0.0, 1.0]):
+        section = finite_section(w, 500, dense=False)
+        assert (section.smallest, section.condition, section.rank) == (0, math.inf, None)
+
+
 # Inverses
 
 
@@ -249,64 +282,3 @@ def test_sections_have_rows() -> None:
         finite_section([1.0], 0)
     with pytest.raises(ValueError, match=r"w must be \(k,\), the lags of one filter"):
         finite_section(np.ones((2, 2)), 2)
-
-
-# The filters of a model
-
-
-def params(**changes: object) -> tuple[dict[str, np.ndarray], TMMConfig]:
-    config = TMMConfig(**{"d_model": 8, "n_layers": 2, "n_heads": 2, "max_len": 16, **changes})
-    return lm.init_params(config, np.random.default_rng(0)), config
-
-
-def test_filters_are_the_effective_lags_in_order() -> None:
-    tensors, config = params(mix_layers=2, softplus=True)
-    filters = filters_of(tensors, config)
-    order = [(layer, product, head) for layer in (1, 2) for product in (1, 2) for head in (1, 2)]
-    assert [(f.layer, f.product, f.head) for f in filters] == order
-    raw = tensors["blocks.1.mix.lags2"][0].astype(float)
-    np.testing.assert_allclose(filters[6].lags, np.log1p(np.exp(raw)), rtol=1e-12)
-    assert len(filters_of(*params(n_heads=0))) == 2
-
-
-def test_a_kernel_is_judged_by_its_own_channel() -> None:
-    """The whole operator on two channels: a triangular block matrix, singular where its diagonal is."""
-    tensors, config = params(kernel_size=2, max_len=40, n_layers=1)
-    own = np.asarray([0.5, 2.0, *[0] * 38])  # a zero at -1/4: index -1
-    tensors["blocks.0.mix.lags"][:, 1] = own
-    filters = filters_of(tensors, config)
-    assert filters[0].lags.shape == (2, 40)
-    (verdict, _) = judge(filters, 40)
-    assert (verdict.index.index, verdict.section.rank, verdict.lag) == (-1, 39, 1)
-    below = causal_toeplitz(filters[0].lags[0], 40)
-    diagonal = causal_toeplitz(own, 40)
-    whole = np.block([[diagonal, np.zeros_like(below)], [below, diagonal]])
-    vanishing = np.count_nonzero(np.linalg.svd(whole, compute_uv=False) < 1e-8)
-    assert vanishing == 2, "one for each channel"
-
-
-def test_lags_that_are_no_numbers_are_told_and_spoil_no_other() -> None:
-    tensors, config = params()
-    tensors["blocks.0.mix.lags"][1, 3] = np.nan
-    filters = filters_of(tensors, config)
-    first, bad, *_ = judge(filters, 16)
-    assert first.index.index is not None
-    assert first.growth == pytest.approx(float(inverse_growth(filters[0].lags, 16)))
-    assert bad.index == index_of(filters[1])
-    assert (bad.index.index, bad.index.certified, bad.section) == (None, False, None)
-    assert bad.index.reason == "1 of the lags are NaN or infinite"
-
-
-def test_models_without_toeplitz_operators_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"running sum of the lags .* no layer is a Toeplitz operator"):
-        filters_of(*params(softplus=True, mean=True))
-    with pytest.raises(ValueError, match="the model has no layers"):
-        filters_of(*params(n_layers=0))
-    tensors, config = params()
-    with pytest.raises(ValueError, match=r"blocks\.1\.mix\.lags have the shape \(2, 15\), expected \(2, 16\)"):
-        filters_of({**tensors, "blocks.1.mix.lags": np.ones((2, 15))}, config)
-    del tensors["blocks.1.mix.lags"]
-    with pytest.raises(ValueError, match=r"blocks\.1\.mix\.lags are missing"):
-        filters_of(tensors, config)
-    with pytest.raises(ValueError, match="too few for n_layers=1000000000"):
-        filters_of(tensors, TMMConfig(d_model=8, n_layers=10**9))

@@ -39,7 +39,7 @@ def namespace_of(*arrays: Array | None) -> ModuleType:
     return spaces.pop()
 
 
-@functools.lru_cache(maxsize=64, typed=True)  # some libraries' dtypes do not like to be compared with others
+@functools.lru_cache(maxsize=64, typed=True)  # array_api_strict warns where its dtypes are compared with NumPy's
 def dtype_name(dtype: Any) -> str:
     """Return the name of a dtype, the same in every library: `float32`, …"""
     return getattr(dtype, "name", None) or str(dtype).rsplit(".", 1)[-1]

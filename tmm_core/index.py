@@ -91,7 +91,8 @@ def fredholm_index(w: Array, /, *, channels: int = 1) -> OperatorIndex | list[Op
     no turn is missed. The discs come from Taylor polynomials and contain all rounding; an FFT of n points is taken to
     err by `4 eps log2(n) + 8 eps` of the sum of the lags' magnitudes at most. Where float64 cannot tell the symbol from
     zero, the polynomials are made anew in integers of 256 bits, unless that is so in very many places.
-    `margin` is at least a seventh of the true minimum, and three quarters of it where rounding does not matter.
+    `margin` is at least a seventh of the true minimum, and three quarters of it where rounding does not matter: on each
+    arc the disc's radius is at most 3/4 of its centre's magnitude, and the part of it that is not rounding 1/4.
 
     Where the symbol has a zero on the circle the operator is not Fredholm. That is proven for zeros at theta = 0 and
     pi, where sums are exact, and for symmetric and antisymmetric filters, where the symbol changes its sign. Other

@@ -17,7 +17,7 @@ import numpy as np
 from tmm_core import TMMConfig, lm
 from tmm_core._exchange import share
 
-__all__ = ["read_authors"]
+__all__ = ["plain_parameters", "read_authors"]
 
 # The authors' names and ours; a group called `head` numbers tensors that make one of ours together.
 _MIXER = r"mixer_blocks\.(\d+)\.token_mixing_layer\."
@@ -48,6 +48,12 @@ _LATER = {
     r"out_norm\.weight": r"final_norm.weight",
     r"out_embed\.weight": r"unembed.weight",
 }
+
+
+def plain_parameters(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters alone: files that also hold gradients and results mark them by `param.`."""
+    marked = {name.removeprefix("param."): p for name, p in tensors.items() if name.startswith("param.")}
+    return marked or tensors
 
 
 def read_authors(tensors: Mapping[str, Any], *, mean: bool | None = None) -> tuple[TMMConfig, dict[str, Any]]:

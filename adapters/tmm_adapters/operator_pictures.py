@@ -231,9 +231,10 @@ def _draw_magnitudes(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
 def _draw_singular_values(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
     """Draw singular values from the smallest on, on a logarithmic axis that shows the few that an index is about."""
     sections = [v.section for v, _ in row if v.section is not None]
-    n, largest = sections[0].n, max(s.largest for s in sections) or 1.0
+    n = sections[0].n
+    largest = max((s.largest for s in sections if not math.isnan(s.largest)), default=0.0) or 1.0
     band = n * _EPS * largest
-    floor, lowest = 1e-3 * band, math.inf
+    floor, lowest = 1e-3 * band, largest
     for section, (_, colour) in zip(sections, row, strict=True):
         values = section.singular_values
         if values is None:
@@ -241,7 +242,7 @@ def _draw_singular_values(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> Non
         else:
             places, rising = np.arange(1, n + 1), values[::-1]
         axes.plot(places, np.maximum(rising, floor), color=colour, marker=".", markersize=3, **thin(len(row), n))
-        lowest = min(lowest, float(rising[0]))
+        lowest = float(np.fmin(lowest, rising[0]))  # NaN where it was not found
     axes.set_yscale("log")
     axes.set_xscale("log")
     axes.minorticks_off()
@@ -289,7 +290,7 @@ def _name(f: Filter, two_products: bool) -> str:
 
 
 def _index_text(v: Verdict) -> str:
-    return "no index" if v.index.index is None else f"{v.index.index}" + ("" if v.index.certified else "?")
+    return "no index" if v.index.index is None else str(v.index.index)
 
 
 def _whole(value: float) -> str:

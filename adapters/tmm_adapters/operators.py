@@ -54,6 +54,18 @@ class Verdict:
     share: float
     """Its share of the energy."""
 
+    @property
+    def vanishing(self) -> int | None:
+        """Singular values of the matrix that vanish, as `vanishing` counts them."""
+        return None if self.section is None else self.section.vanishing
+
+    @property
+    def reason(self) -> str:
+        """What is not known, and why; empty where all is."""
+        index = self.index.reason if self.index.index is None else ""
+        section = "" if self.section is None else self.section.missing
+        return "; ".join(filter(None, (index, section)))
+
 
 def filters_of(lags: Mapping[str, Any], config: TMMConfig) -> list[Filter]:
     """Return the filters of a model in order of layer, product and head.
@@ -132,8 +144,7 @@ def vanishing(f: Filter, n: int) -> int | None:
     They tell how many tokens the matrix forgets, and tend to minus the index when n grows far beyond the lags. For
     fewer rows only zeros well inside the circle count, not those that many small lags put beside it.
     """
-    rank = finite_section(f.diagonal, n).rank if np.isfinite(f.lags).all() else None
-    return None if rank is None else n - rank
+    return finite_section(f.diagonal, n).vanishing if np.isfinite(f.lags).all() else None
 
 
 def index_of(f: Filter) -> OperatorIndex:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigvalsh, svdvals
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
 from tmm_core import causal_toeplitz, causal_toeplitz_inverse, causal_toeplitz_matmul
 
@@ -38,15 +38,33 @@ class FiniteSection:
     n: int
     """Rows and columns (tokens)."""
     largest: float
-    """The largest singular value, the norm of T_n."""
+    """The largest singular value, the norm of T_n; NaN where it was not found."""
     smallest: float
-    """The smallest one; below `n * eps * largest` its digits are rounding, and it is 0 where they were not computed."""
+    """The smallest one; below `n * eps * largest` its digits are rounding, and it is 0 where they were not computed.
+
+    NaN where it was not found.
+    """
     rank: int | None
     """Singular values above `n * eps * largest`; None where some are not and `n` is too large to count them."""
     condition: float
-    """`largest / smallest`; infinite where the rank is below n: beyond `1 / (n * eps)` float64 cannot tell."""
+    """`largest / smallest`; infinite where the rank is below n: beyond `1 / (n * eps)` float64 cannot tell.
+
+    NaN where one of the two was not found.
+    """
     singular_values: NDArray[np.float64] | None
     """All n of them, descending; None where `n` is too large."""
+
+    @property
+    def vanishing(self) -> int | None:
+        """Singular values that float64 does not tell from 0; None where they were not counted."""
+        return None if self.rank is None else self.n - self.rank
+
+    @property
+    def missing(self) -> str:
+        """A sentence: which of the two ends was not found, and why; empty where both were."""
+        ends = [name for name in ("largest", "smallest") if math.isnan(getattr(self, name))]
+        what = f"the {' and the '.join(ends)} singular value{'s'[: len(ends) != 1]}"
+        return f"{what} not found: ARPACK did not converge" if ends else ""
 
 
 def finite_section(w: ArrayLike, n: int, /, *, dense: bool | None = None) -> FiniteSection:
@@ -71,8 +89,6 @@ def finite_section(w: ArrayLike, n: int, /, *, dense: bool | None = None) -> Fin
         If `w` holds no numbers.
     ValueError
         If `w` is not one row of finite lags, or `n` is less than 1.
-    scipy.sparse.linalg.ArpackNoConvergence
-        If an end of the spectrum was not found in the iterations that ARPACK allows.
 
     Notes
     -----
@@ -80,9 +96,10 @@ def finite_section(w: ArrayLike, n: int, /, *, dense: bool | None = None) -> Fin
     eigenvalues are the singular values: a third of the time of an SVD. Absolute error about `eps * largest`.
 
     Otherwise the two ends by ARPACK, from products with `w` and with the lags of the inverse: O(n log^2 n) and some
-    hundred products, memory linear in n; relative error at most 5e-4, the residual at which ARPACK stops, and less
-    than 1e-4 where it was compared. Leading zeros are no matter of rounding: z of them are z singular values that are
-    exactly 0, and the others are those of the section of n - z rows without the first z lags.
+    hundred products, memory linear in n; relative error at most 5e-4, the residual at which ARPACK stops, and less than
+    1e-4 where it was compared. An end that ARPACK does not find is NaN, and `missing` says so. Leading zeros are no
+    matter of rounding: z of them are z singular values that are exactly 0, and the others are those of the section of n
+    - z rows without the first z lags.
 
     Examples
     --------
@@ -229,16 +246,17 @@ def _singular_values(w: NDArray[Any], n: int) -> NDArray[np.float64]:
 def _ends(w: NDArray[Any], n: int) -> tuple[float, float]:
     """Return the largest and the smallest singular value; the latter as 0 where float64 cannot tell it from that."""
     largest = _norm(w, n)
+    known = float(np.linalg.norm(w)) if math.isnan(largest) else largest  # that of a column is not larger
     with np.errstate(all="ignore"):  # an inverse may grow beyond all numbers
         inverse = causal_toeplitz_inverse(w, n)
         column = float(np.linalg.norm(inverse))  # at most the norm of the inverse matrix
-    if not column * largest * n * _EPS < 1:
+    if not column * known * n * _EPS < 1:
         return largest, 0.0
     return largest, 1 / _norm(inverse, n)
 
 
 def _norm(w: NDArray[Any], n: int) -> float:
-    """Return the largest singular value of T_n from products alone."""
+    """Return the largest singular value of T_n from products alone; NaN where ARPACK does not find it."""
 
     def square(x: NDArray[Any]) -> NDArray[Any]:  # T^H T
         y: NDArray[Any] = causal_toeplitz_matmul(w, causal_toeplitz_matmul(w, x.reshape(n)), adjoint=True)
@@ -248,12 +266,16 @@ def _norm(w: NDArray[Any], n: int) -> float:
     start = np.random.default_rng(0).standard_normal(n).astype(w.dtype)  # the same result on every call
     # The largest values of a smooth symbol lie as near as 1/n^2 to each other: the vectors converge late, the values
     # do not, and the tolerance is all that keeps ARPACK from going on.
-    largest = eigsh(operator, k=1, tol=_RESIDUAL, ncv=min(n, _KRYLOV), v0=start, return_eigenvectors=False)[0]
+    try:
+        largest = eigsh(operator, k=1, tol=_RESIDUAL, ncv=min(n, _KRYLOV), v0=start, return_eigenvectors=False)[0]
+    except ArpackError:
+        return math.nan
     return math.sqrt(largest)
 
 
 def _ratio(largest: float, smallest: float, n: int) -> float:
-    return float(largest / smallest) if smallest > n * _EPS * largest else math.inf
+    """Return the condition; NaN where an end is, unless the smallest singular value is known to be 0."""
+    return math.inf if smallest == 0 or smallest <= n * _EPS * largest else float(largest / smallest)
 
 
 def _log_growth(w: NDArray[Any], n: int) -> NDArray[np.float64]:

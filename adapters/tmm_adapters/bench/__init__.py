@@ -13,7 +13,7 @@ from .measure import (
 from .process import ALLOCATORS, default_backend, default_threads, prepare
 from .rivals import RIVALS
 from .training import CONTEXTS, REPLACEMENTS, TRAINING, compare_training
-from .turns import FULL, QUICK, Pace, Ratio
+from .turns import FULL, QUICK, Pace, Ratio, compare, take_turns
 
 __all__ = [
     "ALLOCATORS",
@@ -28,6 +28,7 @@ __all__ = [
     "Case",
     "Pace",
     "Ratio",
+    "compare",
     "compare_gradients",
     "compare_products",
     "compare_training",
@@ -37,4 +38,5 @@ __all__ = [
     "prepare",
     "product",
     "product_memory",
+    "take_turns",
 ]

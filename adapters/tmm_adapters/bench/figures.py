@@ -12,75 +12,14 @@ from itertools import product
 from multiprocessing import forkserver, get_all_start_methods, get_context
 from typing import TYPE_CHECKING, Any, cast
 
-from .measure import HEADS, LENGTHS, Case, compare_gradients, compare_products, product_memory
 from .process import prepare
-from .rivals import RIVALS
-from .training import CONTEXTS, REPLACEMENTS, TRAINING, compare_training
-from .turns import FULL, QUICK, Pace, Ratio
+from .topics import TOPICS, Task
+from .turns import Ratio
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-__all__ = ["COLUMNS", "Figure", "Task", "figures", "plan"]
-
-COLUMNS = {
-    "product": tuple(RIVALS),
-    "gradients": ("torch.fft",),
-    "memory": ("ours", "torch.fft"),
-    "training": tuple(REPLACEMENTS),
-}
-"""By topic, what a table has a column for."""
-
-GRID: dict[str, tuple[Sequence[int], Sequence[int]]] = {
-    "product": (LENGTHS, HEADS),
-    "gradients": ((1024, 2048, 4096, 8192), HEADS),
-    "memory": (LENGTHS, HEADS),
-    "training": (CONTEXTS, (4,)),
-}
-"""By topic, lengths and heads."""
-
-QUICK_GRID: dict[str, tuple[Sequence[int], Sequence[int]]] = {
-    "product": ((1024,), HEADS),
-    "gradients": ((1024,), HEADS),
-    "memory": ((1024,), HEADS),
-    "training": ((1024,), (4,)),
-}
-
-
-@dataclass(frozen=True)
-class Task:
-    """One figure to measure: a cell of a table."""
-
-    topic: str
-    n: int
-    heads: int
-    column: str
-    backend: str
-    quick: bool = False
-
-    def run(self) -> Ratio | int:
-        """Return the ratio, or the bytes where the topic is memory.
-
-        Raises
-        ------
-        NotImplementedError
-            If there is nothing to measure.
-        """
-        pace: Pace = QUICK if self.quick else FULL
-        case = Case(self.n, self.heads)
-        if self.topic == "product":
-            return compare_products(case, self.column, self.backend, pace)
-        if self.topic == "gradients":
-            return compare_gradients(case, self.backend, pace)
-        if self.topic == "memory":
-            return product_memory(case, self.backend if self.column == "ours" else None)
-        pace = QUICK if self.quick else TRAINING
-        return compare_training(self.n, self.heads, self.column, self.backend, pace, self.tokens)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a step of training."""
-        return max(self.n, 1024 if self.quick else 8192)
+__all__ = ["Figure", "figures", "plan"]
 
 
 @dataclass(frozen=True)
@@ -103,10 +42,11 @@ def plan(
 ) -> list[list[Task]]:
     """Return the tasks of each row of the topics' tables, at `lengths` or else at those that a topic has."""
     rows = []
-    for topic in topics:
-        usual, heads = QUICK_GRID[topic] if quick else GRID[topic]
-        for n, h in product(lengths or usual, heads):
-            rows.append([Task(topic, n, h, column, backend, quick) for column in COLUMNS[topic]])
+    for name in topics:
+        topic = TOPICS[name]
+        usual = topic.quick_lengths if quick else topic.lengths
+        for n, h in product(lengths or usual, topic.heads):
+            rows.append([Task(name, n, h, column, backend, quick) for column in topic.columns])
     return rows
 
 

@@ -47,17 +47,20 @@ class Case:
 
     >>> Case(512, 1).shape, Case(1024, 4).shape, Case(131072, 4).shape
     ((16, 512, 512), (8, 1024, 512), (1, 131072, 32))
+    >>> Case(1024, 1, channels=16).shape, Case(262144, 1, channels=16).shape
+    ((256, 1024, 16), (1, 262144, 16))
     """
 
     n: int
     heads: int
     elements: int = 8 * 1024 * 512
+    channels: int = 512
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(batch, n, channels): rows of 512 channels, and fewer channels where one such row would be larger."""
-        batch = max(1, self.elements // (self.n * 512))
-        channels = min(512, self.elements // self.n)
+        """(batch, n, channels): fewer channels than asked for where one signal of so many would be larger."""
+        batch = max(1, self.elements // (self.n * self.channels))
+        channels = min(self.channels, self.elements // self.n)
         return batch, self.n, channels - channels % self.heads
 
     def arrays(self) -> tuple[Floats, Floats]:

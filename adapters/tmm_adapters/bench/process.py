@@ -96,9 +96,10 @@ def prepare(threads: int, allocator: str = "default") -> None:
     for name in ("OMP", "MKL", "OPENBLAS", "NUMBA"):
         os.environ[f"{name}_NUM_THREADS"] = str(threads)
     os.environ["NPROC"] = os.environ["PJRT_NPROC"] = str(threads)
-    for name in ("torch", "numba"):
-        if name in sys.modules:
-            sys.modules[name].set_num_threads(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    if "numba" in sys.modules:
+        sys.modules["numba"].config.reload_config()  # its set_num_threads would start threads that nobody uses
     if allocator != "default":
         libc = ctypes.CDLL(None)
         # Nothing is mapped by itself, to be unmapped when freed, and the heap's end is never given back.

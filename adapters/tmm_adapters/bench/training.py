@@ -23,7 +23,7 @@ __all__ = ["CONTEXTS", "REPLACEMENTS", "TRAINING", "compare_training", "dense_mi
 
 Mixing = Callable[["Tensor", "Tensor", "Tensor | None"], "Tensor"]
 
-CONTEXTS = (512, 1024, 2048, 8192, 16384)
+CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384)
 TRAINING = Pace(seconds=20.0, turns=3)
 
 

@@ -46,7 +46,15 @@ class Ratio:
 
     @classmethod
     def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-        """Return the ratio of two lists of seconds, one entry a turn, of two turns or more."""
+        """Return the ratio of two lists of seconds, one entry a turn.
+
+        Raises
+        ------
+        ValueError
+            If there are fewer than two turns, which leave no spread, or not as many of theirs as of ours.
+        """
+        if len(ours) < 2:
+            raise ValueError(f"a ratio comes of two turns or more, and there is {len(ours)}: take more turns")
         ratios = [their / our for our, their in zip(ours, theirs, strict=True)]
         low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
         return cls(median, low, high, statistics.median(ours), statistics.median(theirs), tuple(ratios))

@@ -56,11 +56,21 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+class _ToStderr(logging.Handler):
+    """Write to what `sys.stderr` is at the time: a program may call `main` again with another one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr)
+        except Exception:
+            self.handleError(record)
+
+
 def _show_messages() -> None:
     """Write what `tmm_core` has to say to stderr, such as that it compiles, which takes seconds."""
     log = logging.getLogger("tmm_core")
     if not log.handlers:
-        handler = logging.StreamHandler()
+        handler = _ToStderr()
         handler.setFormatter(logging.Formatter("tmm: %(message)s"))
         log.addHandler(handler)
         log.setLevel(logging.INFO)

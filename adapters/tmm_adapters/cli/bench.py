@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_parser"]
 
-TOPICS = ("product", "gradients", "memory", "training")
-USUAL = TOPICS[:3]
-ONCE = TOPICS[2:]  # under one allocator: pages that are kept hide what a call takes, and training takes long
 ALLOCATORS = {"default": "default", "keep": "keeps pages"}
 
 
@@ -26,9 +23,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="measure products and training here, against what people write today",
         description="Measure in float32 how many times as fast as others an engine is. Both sides take turns within "
         "one process; a figure is the median over turns with its quartiles, under the C library's allocator as it is "
-        "and told to keep its pages. Three minutes on two cores; training takes ten more.",
+        "and told to keep its pages. Four minutes on two cores; training takes more than ten.",
     )
-    parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"{', '.join(TOPICS)} (default: the first three)")
+    parser.add_argument(
+        "topics", nargs="*", metavar="TOPIC", help="product, gradients, memory, training (default: the first three)"
+    )
     parser.add_argument("--quick", action="store_true", help="one length and fewer turns: half a minute")
     parser.add_argument("--backend", metavar="NAME", help="the engine measured (default: TMM_BACKEND, else numba)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each side (default: 2, or 1 on one core)")
@@ -43,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..bench.figures import figures, plan
     from ..bench.machine import busy, describe
     from ..bench.process import check_allocator, cores, default_backend, default_threads
+    from ..bench.topics import TOPICS
 
     topics = _topics(arguments)
     _check_lengths(arguments.lengths)
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         except NotImplementedError as error:
             missing[f"allocator that {allocator}: {error}"] = None
             continue
-        chosen = [topic for topic in topics if topic not in ONCE or allocator == allocators[0]]
+        chosen = [topic for topic in topics if not TOPICS[topic].once or allocator == allocators[0]]
         topic = ""
         for row in figures(plan(chosen, arguments.lengths, backend, quick=arguments.quick), threads, allocator):
             found += [figure.as_json(allocator) for figure in row]
@@ -83,14 +83,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _topics(arguments: argparse.Namespace) -> Sequence[str]:
+    from ..bench.topics import TOPICS
+
     for topic in arguments.topics:
         if topic not in TOPICS:
             raise ValueError(f"there is no topic {topic!r}: choose from {', '.join(TOPICS)}")
+    usual = [name for name, topic in TOPICS.items() if topic.usual]
     if arguments.allocator == "keep":
         if "memory" in arguments.topics:
             raise ValueError("memory is measured with --allocator default: pages that are kept hide what a call takes")
-        return arguments.topics or [topic for topic in USUAL if topic != "memory"]
-    return arguments.topics or USUAL
+        usual.remove("memory")
+    return arguments.topics or usual
 
 
 def _check_lengths(lengths: Sequence[int] | None) -> None:
@@ -110,10 +113,11 @@ def _check_backend(name: str) -> None:
 
 
 def _print_row(row: Sequence[Figure], allocator: str, *, new: bool) -> None:
-    from ..bench.tables import TITLES, heading, table_row
+    from ..bench.tables import heading, table_row
+    from ..bench.topics import TOPICS
 
     topic = row[0].task.topic
     if new:
-        print(f"\n{TITLES[topic]}; allocator: {allocator}\n")
+        print(f"\n{TOPICS[topic].title}; allocator: {allocator}\n")
         print("\n".join(heading(topic)))
     print(table_row(row), flush=True)

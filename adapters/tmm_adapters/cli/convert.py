@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ..folder import read_tensors, require_empty, save_model
 
@@ -33,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Convert, and say what the model is."""
     require_empty(arguments.dir)
     tensors = read_tensors(arguments.source)
-    from ..authors import read_authors
+    from ..authors import plain_parameters, read_authors
     from ..tokenizers import ByteTokenizer, check_fits, load_tokenizer
 
     config, params = read_authors(plain_parameters(tensors), mean=arguments.mean)
@@ -50,9 +49,3 @@ def run(arguments: argparse.Namespace) -> int:
         )
     print(f"{arguments.dir}: {size:,} parameters in {config.n_layers} layers of {config.d_model} channels")
     return 0
-
-
-def plain_parameters(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters alone: files that also hold gradients and results mark them by `param.`."""
-    marked = {name.removeprefix("param."): p for name, p in tensors.items() if name.startswith("param.")}
-    return marked or tensors

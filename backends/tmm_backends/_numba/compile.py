@@ -11,6 +11,8 @@ import functools
 import hashlib
 import logging
 import os
+import pickle
+import shutil
 import stat
 import sys
 import tempfile
@@ -21,13 +23,10 @@ from typing import Any
 
 import numba
 
-__all__ = ["FAST", "kernel", "part"]
+from .lanes import STAND_INS
+from .machine import FAST, NAME, REGISTER_BYTES
 
-# Not "nnan" or "ninf": they would delete the checks for entries that are not finite.
-FAST = ("contract", "reassoc", "nsz", "arcp")
-
-HALVES = {"int16": "float16", "uint16": "bfloat16"}
-"""Dtypes that a kernel is told of by another one, for Numba does not know them."""
+__all__ = ["kernel", "part"]
 
 log = logging.getLogger("tmm_core")
 
@@ -47,27 +46,36 @@ def kernel(function: Callable[..., Any]) -> Any:
     finally:
         config.CACHE_DIR = before
     ready: set[tuple[type, ...]] = set()
-    lock = threading.Lock()
+
+    def begin(stand_ins: tuple[Any, ...], *arguments: Any) -> None:
+        """Run for the first time in this process: compile, unless the machine code is at hand."""
+        names = {type(number): name for name, number in STAND_INS.items()}
+        dtypes = " and ".join(dict.fromkeys(names[type(number)] for number in stand_ins))
+        mark = None if FOLDER is None else FOLDER / f"{function.__name__} {dtypes}.compiled"
+        if mark is None or not mark.exists():
+            log.info("compiling the Numba kernel %s for %s, %s", function.__name__, dtypes, KEPT)
+        try:
+            compiled(stand_ins, *arguments)
+        except OSError as error:  # a full disk, say: it is compiled, but could not be kept, and has not run
+            log.warning("the Numba kernel %s could not be kept on disk: %s", function.__name__, error)
+            compiled(stand_ins, *arguments)
+        except (EOFError, pickle.UnpicklingError) as error:  # files cut short, by a machine that went down
+            log.warning("compiling anew what cannot be read in %s: %s", FOLDER, error)
+            shutil.rmtree(FOLDER or "", ignore_errors=True)
+            compiled(stand_ins, *arguments)
+        else:
+            _touch(mark)
 
     @functools.wraps(function)
-    def call(kinds: tuple[Any, ...], *arguments: Any) -> None:
-        key = tuple(type(kind) for kind in kinds)
+    def call(stand_ins: tuple[Any, ...], *arguments: Any) -> None:
+        key = tuple(type(number) for number in stand_ins)
         if key not in ready:
-            with lock:  # one thread compiles, or loads; others wait for it
-                dtypes = " and ".join(dict.fromkeys(HALVES.get(kind.__name__, kind.__name__) for kind in key))
-                mark = None if FOLDER is None else FOLDER / f"{function.__name__} {dtypes}.compiled"
-                if mark is None or not mark.exists():
-                    log.info("compiling the Numba kernel %s for %s, %s", function.__name__, dtypes, KEPT)
-                try:
-                    compiled(kinds, *arguments)
-                except OSError as error:  # a full disk, say: it is compiled, but could not be kept, and has not run
-                    log.warning("the Numba kernel %s could not be kept on disk: %s", function.__name__, error)
-                    compiled(kinds, *arguments)
-                else:
-                    _touch(mark)
-                ready.add(key)
-        else:
-            compiled(kinds, *arguments)
+            with _compiling:  # one thread compiles, others wait for it
+                if key not in ready:
+                    begin(stand_ins, *arguments)
+                    ready.add(key)
+                    return
+        compiled(stand_ins, *arguments)
 
     return call
 
@@ -81,7 +89,9 @@ def _touch(mark: Path | None) -> None:
 
 def _folder() -> Path | None:
     """Return where machine code is kept: under NUMBA_CACHE_DIR, the user's cache or the temporary folder; or None."""
-    sources = hashlib.sha256(f"{numba.__version__} {sys.implementation.cache_tag}".encode())
+    # The width of registers is part of the code, and not of what Numba asks when it looks up machine code.
+    machine = f"{numba.__version__} {sys.implementation.cache_tag} {NAME} {REGISTER_BYTES}"
+    sources = hashlib.sha256(machine.encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         sources.update(path.read_bytes())
     name = f"tmm-numba-{sources.hexdigest()[:16]}"
@@ -111,3 +121,9 @@ def _is_ours(folder: Path) -> bool:
 
 FOLDER = _folder()
 KEPT = "once: no folder to keep it in can be written" if FOLDER is None else f"once; it is kept in {FOLDER}"
+
+_compiling = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a child that is forked while another thread compiles would wait for ever
+    os.register_at_fork(
+        before=_compiling.acquire, after_in_parent=_compiling.release, after_in_child=_compiling.release
+    )

@@ -19,16 +19,16 @@ __all__ = ["correlate", "lags"]
 
 @kernel
 def correlate(
-    kinds, x, x_time, x_lane, g, g_time, g_lane, signals, groups, heads, chunks, first, last,
-    constants, steps, low, high, x_buffer, g_buffer, sums, notes, peaks, out,
+    stand_ins, x, x_time, x_lane, g, g_time, g_lane, signals, groups, heads, chunks, first, last,
+    constants, steps, low, high, x_buffer, g_buffer, sums, scratch, peaks, out,
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, first group, last group, first row of `out`).
 
     The groups of a chunk have one filter, or it is one group of several; `out` gets a spectrum for each filter.
-    `peaks[signal, group]` gets, lane by lane, the product of the largest magnitudes, or NaN where one may leave the
-    range of transforms, and the signal is left out.
+    `peaks[chunk]` gets, lane by lane, the sum of the products of the largest magnitudes, or NaN where one may leave the
+    range of transforms, and the signal is left out. `scratch` has room for two registers.
     """
-    quarter = sums.shape[0] // (8 * width(sums))
+    lanes, quarter = width(sums), sums.shape[0] // (8 * width(sums))
     for chunk in range(first, last):
         begin, end, first_group, last_group, row = chunks[chunk]
         sums[:] = 0
@@ -36,16 +36,20 @@ def correlate(
             x_at, g_at, n = signals[signal]
             for group in range(first_group, last_group):
                 x_group, g_group, channels, _ = groups[group]
-                x_peak = enter(kinds[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants)
-                ok = safe(x_peak, low, high, notes)
-                peaks[signal, group] = notes
-                g_peak = enter(kinds[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants)
-                ok = safe(g_peak, low, high, notes) and ok
-                peaks[signal, group] *= notes
+                x_peak = enter(
+                    stand_ins[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants
+                )
+                ok = safe(x_peak, low, high, scratch[lanes:])
+                g_peak = enter(
+                    stand_ins[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants
+                )
+                ok = safe(g_peak, low, high, scratch) and ok
                 if ok:
                     passes.correlate(sums, x_buffer, g_buffer, steps, constants)
+                    for lane in range(lanes):
+                        peaks[chunk, lane] += np.float64(scratch[lane]) * scratch[lanes + lane]
                 else:
-                    peaks[signal, group] = np.nan
+                    peaks[chunk] = np.nan
         gather(sums, heads[first_group], groups[first_group, 3], out, row)
 
 
@@ -65,11 +69,11 @@ def gather(sums, heads, filter, out, row):
 
 
 @kernel
-def lags(kinds, spectra, first, last, constants, steps, buffer, notes, out):
-    """Transform spectra back: `out[j, f]` is lag j of filter f; a job is a register full of filters."""
+def lags(stand_ins, spectra, first, last, constants, steps, buffer, scratch, out):
+    """Transform spectra back: `out[j, f]` is the length times lag j of filter f; a job is a register of filters."""
     lanes, length = width(buffer), spectra.shape[1] // 2
-    notes[:] = 1 / length
-    scale = load(notes, 0)
+    scratch[:] = 1
+    scale = load(scratch, 0)
     for job in range(first, last):
         row = job * lanes
         some = min(lanes, spectra.shape[0] - row)
@@ -80,4 +84,4 @@ def lags(kinds, spectra, first, last, constants, steps, buffer, notes, out):
                 buffer[2 * lanes * i + lanes + lane] = spectra[row + lane, 2 * i + 1]
         inverse(buffer, steps, constants)
         address = out.ctypes.data + row * out.itemsize
-        leave(kinds[0], address, out.strides[0], some, out.shape[0], buffer, length // 4, constants, scale)
+        leave(stand_ins[0], address, out.strides[0], some, out.shape[0], buffer, length // 4, constants, scale)

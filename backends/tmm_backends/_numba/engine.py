@@ -12,22 +12,24 @@ from numpy.typing import NDArray
 from tmm_core import _arrays, _exchange, _maths
 from tmm_core._protocols import Request
 
-from .calls import Correlation, Product
+from .calls import Product
+from .machine import CONVERTS_HALVES
 from .plans import fast_length
-from .work import KIND, Filters, Kind, Signals, aligned
+from .sums import Correlation
+from .work import ARITHMETIC, Arithmetic, Filters, Signals, aligned
 
 __all__ = ["NumbaEngine"]
 
 Array = NDArray[Any]
 
 # Direct sums are faster up to this length, or for as few lags. Microseconds of one core, directly and by transforms,
-# for float32 as (batch, n, channels) and k lags:
-#     (8, 64, 512)    k = 64:   545 and 680       (2, 2048, 256)  k = 32:  3047 and 4409
-#     (8, 96, 512)    k = 96:   828 and 746       (2, 2048, 256)  k = 64:  2715 and 4589
-#     (8, 128, 512)   k = 128: 1679 and 1578      (2, 2048, 256)  k = 128: 5682 and 4996
-#     (8, 256, 512)   k = 256: 5587 and 4004      (1, 65536, 32)  k = 128: 7629 and 13834
+# medians of nine in turns, for float32 as (batch, n, channels) and k lags:
+#     (8, 64, 512)   k = 64:   441 and 470        (2, 2048, 256)  k = 32:  1289 and 1691
+#     (8, 80, 512)   k = 80:   560 and 570        (2, 2048, 256)  k = 48:  1522 and 1611
+#     (8, 96, 512)   k = 96:   700 and 583        (2, 2048, 256)  k = 64:  1804 and 1573
+#     (8, 128, 512)  k = 128: 1032 and 721        (1, 65536, 32)  k = 96:  7820 and 7904
 DIRECT_LENGTH = 80
-DIRECT_LAGS = 96
+DIRECT_LAGS = 48
 
 
 class NumbaEngine:
@@ -54,6 +56,8 @@ class NumbaEngine:
             return "the arrays are being traced and have no values that Numba could compute on"
         if request.device != "cpu":
             return f"Numba's engine computes on the CPU, and the arrays are on {request.device!r}"
+        if request.dtype == "float16" and not CONVERTS_HALVES:
+            return "this processor has no instructions for float16"
         if request.dtype.startswith("complex"):
             return f"Numba's engine computes with real numbers, and the result would be {request.dtype}"
         return None
@@ -69,17 +73,17 @@ class NumbaEngine:
 
     def matmul_into(self, y: Array, w: Array, x: Array, /, *, adjoint: bool, segment_ids: Array | None) -> None:
         """Write the product into `y`, of its shape and dtype, in C order."""
-        kind = KIND[_arrays.result_dtype_name(w, x)]
-        x = _in(kind, x)
+        arithmetic = ARITHMETIC[_arrays.result_dtype_name(w, x)]
+        x = _in(arithmetic, x)
         if x.size == 0:
             return
         signals = _signals(x, segment_ids)
-        filters = Filters.of(w[..., : x.shape[-2]], kind)
+        filters = Filters.of(w[..., : x.shape[-2]], arithmetic)
         undone = np.zeros((len(signals), filters.heads), bool)
         if not filters.unsafe.all():
             lags = filters.lags if filters.kernel == 1 else None
             for direct, size, which in _methods(signals.length, lags):
-                call = Product(kind, x, y, signals[which], filters, adjoint)
+                call = Product(arithmetic, x, y, signals[which], filters, adjoint)
                 method = call.directly if direct else call.over_neighbours if lags is None else call.by_transforms
                 undone[which] = method(size)
         undone |= filters.unsafe
@@ -99,28 +103,31 @@ class NumbaEngine:
 
         if exact:
             return define(x, g, heads)
-        dtype, kind = _arrays.result_dtype(x, g), KIND[_arrays.result_dtype_name(x, g)]
-        x, g = _in(kind, x), _in(kind, g)
-        c = np.zeros((heads, kernel, lags), kind.computed)
+        dtype, arithmetic = _arrays.result_dtype(x, g), ARITHMETIC[_arrays.result_dtype_name(x, g)]
+        x, g = _in(arithmetic, x), _in(arithmetic, g)
+        c = np.zeros((heads, kernel, lags))
         if x.size == 0:
             return c.astype(dtype)
         signals, used = _signals(x, segment_ids), min(lags, x.shape[-2])
         peaks = np.zeros(heads)
         for _, size, which in _methods(signals.length, None):
-            part, its_peaks = Correlation(kind, x, g, signals[which], heads, kernel, used).compute(size)
+            part, its_peaks = Correlation(arithmetic, x, g, signals[which], heads, kernel, used).compute(size)
             c[..., : part.shape[-1]] += part
             peaks += its_peaks
-        c = c.astype(dtype)
+        with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
+            c = c.astype(dtype)
         width = x.shape[-1] // heads
-        for head in np.flatnonzero((peaks != 0) & ~(peaks >= kind.lowest)):  # NaN, too
+        for head in np.flatnonzero((peaks != 0) & ~(peaks >= arithmetic.lowest)):  # NaN, too
             its = slice(head * width, (head + 1) * width)
             c[head] = define(x[..., its], g[..., its], 1)[0]
         return c
 
 
-def _in(kind: Kind, a: Array) -> Array:
-    """Return an array in a dtype that is read as it is: all that are computed in the dtype that the result is."""
-    return a if KIND[a.dtype.name].computed == kind.computed else a.astype(kind.name)
+def _in(arithmetic: Arithmetic, a: Array) -> Array:
+    """Return an array in a dtype that kernels read: one that is computed in the dtype that the result is."""
+    if a.dtype.name == "float16" and not CONVERTS_HALVES:
+        a = a.astype(np.float32)
+    return a if ARITHMETIC[a.dtype.name].computed == arithmetic.computed else a.astype(arithmetic.name)
 
 
 def _signals(x: Array, segment_ids: Array | None) -> Signals:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -17,11 +16,11 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-from .compile import FAST
+from .machine import FAST, REGISTER_BYTES
 
 __all__ = [
-    "KINDS",
     "LLVM",
+    "STAND_INS",
     "WIDTHS",
     "Lanes",
     "broadcast",
@@ -39,13 +38,7 @@ __all__ = [
 ]
 
 
-def _register_bytes() -> int:
-    """Return the bytes of this machine's widest SIMD register."""
-    features = llvmlite.binding.get_host_cpu_features()
-    return 64 if features.get("avx512f") else 32 if features.get("avx2") or features.get("avx") else 16
-
-
-WIDTHS = {types.float32: _register_bytes() // 4, types.float64: _register_bytes() // 8}
+WIDTHS = {types.float32: REGISTER_BYTES // 4, types.float64: REGISTER_BYTES // 8}
 """Lanes of a register, by dtype."""
 
 LLVM = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
@@ -118,8 +111,8 @@ def total(typingctx: Any, lanes: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         number = lanes.llvm.element
         name = f"llvm.vector.reduce.fadd.v{lanes.width}f{lanes.dtype.bitwidth}"
-        kind = ir.FunctionType(number, [number, lanes.llvm])
-        function = cgutils.get_or_insert_function(builder.module, kind, name)
+        stand_in = ir.FunctionType(number, [number, lanes.llvm])
+        function = cgutils.get_or_insert_function(builder.module, stand_in, name)
         return builder.call(function, [ir.Constant(number, 0), args[0]], fastmath=FAST)
 
     return lanes.dtype(lanes), codegen
@@ -198,10 +191,10 @@ def broadcast(typingctx: Any, array: Any, index: Any) -> Any:
     return lanes(array, types.intp), codegen
 
 
-# Memory: addresses of the user's arrays, in the dtype that `kind`, a NumPy scalar, stands for -------------------------
+# Memory: addresses of the user's arrays, of the dtype that a number stands for -------------------------
 
-KINDS = {"float32": np.float32(0), "float64": np.float64(0), "float16": np.int16(0), "bfloat16": np.uint16(0)}
-"""A scalar by which a kernel is told the dtype behind an address; Numba has no types for the halves."""
+STAND_INS = {"float32": np.float32(0), "float64": np.float64(0), "float16": np.int16(0), "bfloat16": np.uint16(0)}
+"""Numbers by whose type a kernel is told the dtype behind an address: Numba has no types for the halves."""
 
 _STORED = {
     types.float32: ir.FloatType(),
@@ -217,21 +210,21 @@ _COMPUTED: dict[Any, Any] = {
 }
 
 
-def _widened(builder: Any, kind: Any, value: Any, lanes: Lanes) -> Any:
+def _widened(builder: Any, stand_in: Any, value: Any, lanes: Lanes) -> Any:
     """Return stored lanes in the dtype in which kernels compute."""
-    if kind == types.int16:
+    if stand_in == types.int16:
         return builder.fpext(value, lanes.llvm)
-    if kind == types.uint16:  # bfloat16 is the upper half of float32
+    if stand_in == types.uint16:  # bfloat16 is the upper half of float32
         sixteen = ir.Constant(lanes.bits, [16] * lanes.width)
         return builder.bitcast(builder.shl(builder.zext(value, lanes.bits), sixteen), lanes.llvm)
     return value
 
 
-def _narrowed(builder: Any, kind: Any, value: Any, lanes: Lanes) -> Any:
+def _narrowed(builder: Any, stand_in: Any, value: Any, lanes: Lanes) -> Any:
     """Return computed lanes as they are stored, rounded to nearest, ties to even."""
-    if kind == types.int16:
+    if stand_in == types.int16:
         return builder.fptrunc(value, ir.VectorType(ir.HalfType(), lanes.width))
-    if kind == types.uint16:
+    if stand_in == types.uint16:
 
         def constant(number: int) -> Any:
             return ir.Constant(lanes.bits, [number] * lanes.width)
@@ -248,26 +241,26 @@ def _pointer(builder: Any, address: Any, llvm: Any) -> Any:
 
 
 @intrinsic
-def read(typingctx: Any, kind: Any, address: Any) -> Any:
+def read(typingctx: Any, stand_in: Any, address: Any) -> Any:
     """Return the lanes at `address`."""
-    lanes = Lanes(_COMPUTED[kind])
+    lanes = Lanes(_COMPUTED[stand_in])
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        stored = ir.VectorType(_STORED[kind], lanes.width)
+        stored = ir.VectorType(_STORED[stand_in], lanes.width)
         value = builder.load(_pointer(builder, args[1], stored), align=1)
-        return _widened(builder, kind, value, lanes)
+        return _widened(builder, stand_in, value, lanes)
 
-    return lanes(kind, types.intp), codegen
+    return lanes(stand_in, types.intp), codegen
 
 
 @intrinsic
-def read_some(typingctx: Any, kind: Any, address: Any, stride: Any, count: Any) -> Any:
+def read_some(typingctx: Any, stand_in: Any, address: Any, stride: Any, count: Any) -> Any:
     """Return `count` entries, `stride` bytes apart, in the first lanes, and zeros in the others; count >= 1."""
-    lanes = Lanes(_COMPUTED[kind])
+    lanes = Lanes(_COMPUTED[stand_in])
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         _, base, step, some = args
-        stored = ir.VectorType(_STORED[kind], lanes.width)
+        stored = ir.VectorType(_STORED[stand_in], lanes.width)
         value = ir.Constant(stored, None)
         nothing = ir.Constant(stored.element, 0)
         for lane in range(lanes.width):  # lanes beyond read the first entry again, and drop it
@@ -277,30 +270,30 @@ def read_some(typingctx: Any, kind: Any, address: Any, stride: Any, count: Any) 
             entry = builder.load(_pointer(builder, builder.add(base, offset), stored.element), align=1)
             entry = builder.select(within, entry, nothing)
             value = builder.insert_element(value, entry, ir.Constant(_I32, lane))
-        return _widened(builder, kind, value, lanes)
+        return _widened(builder, stand_in, value, lanes)
 
-    return lanes(kind, types.intp, types.intp, types.intp), codegen
+    return lanes(stand_in, types.intp, types.intp, types.intp), codegen
 
 
 @intrinsic
-def write(typingctx: Any, kind: Any, address: Any, lanes: Any) -> Any:
+def write(typingctx: Any, stand_in: Any, address: Any, lanes: Any) -> Any:
     """Write the lanes to `address`."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = _narrowed(builder, kind, args[2], lanes)
+        value = _narrowed(builder, stand_in, args[2], lanes)
         builder.store(value, _pointer(builder, args[1], value.type), align=1)
         return context.get_dummy_value()
 
-    return types.void(kind, types.intp, lanes), codegen
+    return types.void(stand_in, types.intp, lanes), codegen
 
 
 @intrinsic
-def write_some(typingctx: Any, kind: Any, address: Any, lanes: Any, count: Any) -> Any:
+def write_some(typingctx: Any, stand_in: Any, address: Any, lanes: Any, count: Any) -> Any:
     """Write the first `count` lanes to `address`."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = _narrowed(builder, kind, args[2], lanes)
-        size = ir.Constant(args[1].type, _STORED[kind].get_abi_size(context.target_data))
+        value = _narrowed(builder, stand_in, args[2], lanes)
+        size = ir.Constant(args[1].type, _STORED[stand_in].get_abi_size(context.target_data))
         for lane in range(lanes.width):
             index = ir.Constant(args[1].type, lane)
             with builder.if_then(builder.icmp_signed("<", index, args[3])):
@@ -309,4 +302,4 @@ def write_some(typingctx: Any, kind: Any, address: Any, lanes: Any, count: Any) 
                 builder.store(entry, _pointer(builder, where, entry.type), align=1)
         return context.get_dummy_value()
 
-    return types.void(kind, types.intp, lanes, types.intp), codegen
+    return types.void(stand_in, types.intp, lanes, types.intp), codegen

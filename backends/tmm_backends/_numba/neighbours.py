@@ -59,8 +59,8 @@ def filter_window(window, buffer, filters, first, kernel, below):
 
 @kernel
 def product_of_neighbours(
-    kinds, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
-    filters, kernel, scales, adjoint, packed, constants, steps, low, high, buffer, window, notes, unsafe,
+    stand_ins, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
+    filters, kernel, scales, adjoint, packed, constants, steps, low, high, buffer, window, scratch, unsafe,
 ):  # fmt: skip
     """Multiply by transforms; of `heads` heads with `channels` channels each, `unsafe[job]` may leave the range."""
     lanes, quarter = width(buffer), filters.shape[1] // 8
@@ -69,33 +69,35 @@ def product_of_neighbours(
         signal, head = job // heads, job % heads
         x_at, y_at, n = signals[signal]
         window[:] = 0
-        notes[:] = scales[head]
-        scale = load(notes, 0)
+        scratch[:] = scales[head]
+        scale = load(scratch, 0)
         for step in range(registers):
             register = registers - 1 - step if adjoint else step
             channel = head * channels + register * lanes
             count = min(lanes, channels - register * lanes)
             if packed and count == lanes:
                 count = 0
-            peak = enter(kinds[0], x + x_at + channel * x_lane, x_time, x_lane, count, n, buffer, quarter, constants)
-            if not safe(peak, low, high, notes):
+            peak = enter(
+                stand_ins[0], x + x_at + channel * x_lane, x_time, x_lane, count, n, buffer, quarter, constants
+            )
+            if not safe(peak, low, high, scratch):
                 unsafe[job] = True
                 break
             forward(buffer, steps, constants)
             move_in(window, buffer, not adjoint)
             filter_window(window, buffer, filters, head * kernel, kernel, not adjoint)
             inverse(buffer, steps, constants)
-            leave(kinds[1], y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale)
+            leave(stand_ins[1], y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale)
 
 
 @kernel
 def correlate_neighbours(
-    kinds, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel, chunks, first, last,
-    packed_x, packed_g, constants, steps, low, high, x_buffer, g_buffer, window, totals, notes, peaks, out,
+    stand_ins, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel, chunks, first, last,
+    packed_x, packed_g, constants, steps, low, high, x_buffer, g_buffer, window, totals, scratch, peaks, out,
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, head, next head, first of the `kernel` rows of `out`).
 
-    `peaks[signal, head]` gets the product of the largest magnitudes, or NaN where one may leave the range.
+    `peaks[chunk]` gets the sum of the products of the largest magnitudes, or NaN where one may leave the range.
     """
     lanes, quarter = width(x_buffer), x_buffer.shape[0] // (8 * width(x_buffer))
     registers, flat = -(-channels // lanes), window.reshape(-1)
@@ -111,15 +113,15 @@ def correlate_neighbours(
                 full = count == lanes
                 x_count, g_count = 0 if full and packed_x else count, 0 if full and packed_g else count
                 peak = enter(
-                    kinds[0], x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
+                    stand_ins[0], x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
                 )
-                ok = safe(peak, low, high, notes)
-                x_peak = notes.max()
+                ok = safe(peak, low, high, scratch)
+                x_peak = scratch.max()
                 peak = enter(
-                    kinds[1], g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
+                    stand_ins[1], g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
                 )
-                ok = safe(peak, low, high, notes) and ok
-                peaks[signal, head, register] = np.float64(x_peak) * notes.max() if ok else np.nan
+                ok = safe(peak, low, high, scratch) and ok
+                peaks[chunk] += np.float64(x_peak) * scratch.max() if ok else np.nan
                 if not ok:
                     break
                 forward(x_buffer, steps, constants)

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 __all__ = ["JOIN", "LEAF", "LEAVES", "SHORTEST", "SPLIT", "Plan", "fast_length", "plan"]
 
+Ints = NDArray[np.int64]
+
 LEAF = 8
 """Coefficients of a leaf, which is split, multiplied and joined in registers."""
 
@@ -47,25 +49,27 @@ def fast_length(n: int) -> int:
     """
     power = max(SHORTEST, 1 << (n - 1).bit_length())  # 16 / 16, of which 9, 10, 12 and 15 / 16 may do
     for sixteenths in (9, 10, 12, 15):
-        odd = sixteenths >> (2 if sixteenths == 12 else 1 if sixteenths == 10 else 0)
         length = power * sixteenths // 16
-        if length >= n and length % SHORTEST == 0 and (length // odd) * odd == length:
+        if length >= n and length % SHORTEST == 0:
             return length
     return power
 
 
-@functools.lru_cache(maxsize=64)
 def plan(length: int, dtype: str) -> Plan:
-    """Return the plan for a fast length, its constants in `dtype`."""
+    """Return the plan for a fast length, its constants in `dtype`: 8 to 16 bytes a coefficient, kept for a while."""
+    return (_short_plan if length <= 1 << 14 else _long_plan)(length, dtype)
+
+
+def _plan(length: int, dtype: str) -> Plan:
     radices = _radices(length // 4)
-    constants = [_powers(np.asarray([0.25]), 4)]  # z^N - i: i is a quarter of a turn
-    phases = _parts(np.asarray([0.25]), 4)
-    starts = [3]
-    for radix in radices:
-        constants.append(_constants(phases, radix))
-        phases = _parts(phases, radix)
+    turn = 4 * length  # all phases are whole numbers of its parts
+    phases = np.asarray([length])  # z^N - i: i is a quarter of a turn
+    constants, starts = [], [0]
+    for radix in (4, *radices, LEAF):
+        constants.append(_constants(phases, radix, turn))
+        phases = _parts(phases, radix, turn)
         starts.append(starts[-1] + constants[-1].size)
-    constants.append(_constants(phases, LEAF))
+    starts = starts[1:-1]
     rows: list[tuple[int, int, int, int, int]] = []
 
     def walk(level: int, block: int, first: int, size: int) -> None:
@@ -87,8 +91,11 @@ def plan(length: int, dtype: str) -> Plan:
             walk(0, k, k * quarter, quarter)
     else:
         rows.append((LEAVES, 4, 0, LEAF, starts[-1]))
-    turns = np.concatenate([c.ravel() for c in constants])
-    return Plan(length, np.asarray(rows, np.int64), _unit(turns).astype(dtype))
+    numbers = _unit(np.concatenate([c.ravel() for c in constants]), turn)
+    return Plan(length, np.asarray(rows, np.int64), numbers.astype(dtype))
+
+
+_short_plan, _long_plan = functools.lru_cache(maxsize=64)(_plan), functools.lru_cache(maxsize=4)(_plan)
 
 
 def _radices(quarter: int) -> list[int]:
@@ -109,30 +116,25 @@ def _radices(quarter: int) -> list[int]:
     return radices + [8] * ((bits - 2 * fours) // 3) + [4] * fours
 
 
-def _parts(phases: NDArray[np.float64], radix: int) -> NDArray[np.float64]:
-    """Return the phases, in turns, of the moduli into which those of a level fall, in the order of the parts."""
+def _parts(phases: Ints, radix: int, turn: int) -> Ints:
+    """Return the phases of the moduli into which those of a level fall, in the order of the parts."""
     if radix == 8:
-        return _parts(_parts(phases, 2), 4)
-    return ((phases[:, None] + np.arange(radix)) / radix).ravel()
+        return _parts(_parts(phases, 2, turn), 4, turn)
+    return ((phases[:, None] + turn * np.arange(radix)) // radix).ravel()
 
 
-def _powers(phases: NDArray[np.float64], radix: int) -> NDArray[np.float64]:
-    """Return, for each block, the phases of c, c^2, …, c^(radix - 1)."""
-    return phases[:, None] * np.arange(1, radix) / radix
-
-
-def _constants(phases: NDArray[np.float64], radix: int) -> NDArray[np.float64]:
-    """Return, for each block, the phases of all constants of a pass; radix 8 is done as 2 of 4."""
+def _constants(phases: Ints, radix: int, turn: int) -> Ints:
+    """Return, for each block, the phases of c, c^2, …, c^(radix - 1); radix 8 is done as 2 of 4."""
     if radix != 8:
-        return _powers(phases, radix)
-    inner = _powers(_parts(phases, 2), 4).reshape(len(phases), 6)
-    return np.concatenate([_powers(phases, 2), inner], axis=1)
+        return phases[:, None] // radix * np.arange(1, radix)
+    inner = _constants(_parts(phases, 2, turn), 4, turn).reshape(len(phases), 6)
+    return np.concatenate([_constants(phases, 2, turn), inner], axis=1)
 
 
-def _unit(turns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return exp(2 pi i turns) as pairs, exact to half a unit in the last place: angles are at most an eighth turn."""
-    quarters = np.rint(4 * turns)
-    angle = 2 * np.pi * (turns - quarters / 4)
-    z = np.exp(1j * angle) * np.asarray([1, 1j, -1, -1j])[quarters.astype(int) % 4]
+def _unit(phases: Ints, turn: int) -> NDArray[np.float64]:
+    """Return exp(2 pi i phases / turn) as pairs, exact to a unit in the last place: angles are at most an eighth."""
+    quarters = (8 * phases + turn) // (2 * turn)
+    angle = 2 * np.pi * ((4 * phases - quarters * turn) / (4 * turn))
+    z = np.exp(1j * angle) * np.asarray([1, 1j, -1, -1j])[quarters % 4]
     pairs: NDArray[np.float64] = z.view(np.float64)
     return pairs

@@ -2,9 +2,9 @@
 
 A job is one signal, a document or a whole row, of one group of channels: as many neighbours as a register holds. Job
 `j` is signal `j // groups` of group `j % groups`, or the other way round where filters differ within groups, which are
-then laid out lane by lane once a group. Threads take ranges of jobs, each with memory of its own.
+then laid out lane by lane. Threads take ranges of jobs, each with memory of its own.
 
-The first argument of a kernel holds scalars that stand for the dtypes of its arrays, as `lanes.KINDS` has them.
+The first argument of a kernel holds numbers that stand for the dtypes of its arrays, as `lanes.STAND_INS` has them.
 `signals` has rows of (offset of the input, offset of the result, length), in bytes; `groups` rows of (offset of the
 input, offset of the result, channels or 0 for a full register, filter of all its lanes or -1), `heads` the filter of
 each lane of a group.
@@ -18,9 +18,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .compile import FAST, kernel, part
+from .compile import kernel, part
 from .lanes import Lanes, load, magnitude, splat, store, width, zeros
-from .passes import convolve, deliver, enter, fetch, forward, leave
+from .machine import FAST
+from .passes import convolve, convolve_each, deliver, deliver_some, enter, fetch, fetch_some, forward, leave
 
 __all__ = ["AFTER", "BEFORE", "job_of", "lane_by_lane", "product", "product_directly", "safe", "spectra"]
 
@@ -34,25 +35,25 @@ def job_of(job, signals, groups, by_group):
 
 
 @part
-def safe(peak, low, high, notes):
+def safe(peak, low, high, scratch):
     """Return whether the largest magnitudes of all lanes are zero or between two bounds."""
-    store(notes, 0, peak)
-    for lane in range(width(notes)):  # noqa: SIM110  (Numba compiles loops faster than generators)
-        if not (notes[lane] == 0 or low <= notes[lane] <= high):
+    store(scratch, 0, peak)
+    for lane in range(width(scratch)):  # noqa: SIM110  (Numba compiles loops faster than generators)
+        if not (scratch[lane] == 0 or low <= scratch[lane] <= high):
             return False
     return True
 
 
 @part
-def lane_by_lane(values, heads, notes):
+def lane_by_lane(values, heads, scratch):
     """Return, in each lane, the value of its filter."""
-    for lane in range(width(notes)):
-        notes[lane] = values[heads[lane]]
-    return load(notes, 0)
+    for lane in range(width(scratch)):
+        scratch[lane] = values[heads[lane]]
+    return load(scratch, 0)
 
 
 @kernel
-def spectra(kinds, w, spacing, lags, count, first, last, sign, constants, steps, buffer, out):
+def spectra(stand_ins, w, spacing, lags, count, first, last, sign, constants, steps, buffer, out):
     """Transform filters: `out[f]` is the spectrum of filter f over the length, conjugated for a sign of -1.
 
     At the address `w` begin `count` filters, each `spacing` entries after the other; a job is a register full of them.
@@ -61,7 +62,7 @@ def spectra(kinds, w, spacing, lags, count, first, last, sign, constants, steps,
     for job in range(first, last):
         row = job * lanes
         some = min(lanes, count - row)
-        enter(kinds[0], w + row * spacing * item, item, spacing * item, some, lags, buffer, length // 4, constants)
+        enter(stand_ins[0], w + row * spacing * item, item, spacing * item, some, lags, buffer, length // 4, constants)
         forward(buffer, steps, constants)
         for i in range(length):
             for lane in range(some):
@@ -71,38 +72,33 @@ def spectra(kinds, w, spacing, lags, count, first, last, sign, constants, steps,
 
 @kernel
 def product(
-    kinds, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
-    filters, scales, constants, steps, low, high, buffer, own, notes, unsafe,
+    stand_ins, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
+    filters, scales, constants, steps, low, high, buffer, tile, scratch, unsafe,
 ):  # fmt: skip
     """Multiply by transforms, and note the jobs whose numbers may leave the range of transforms, which stay undone."""
-    lanes, quarter = width(buffer), filters.shape[1] // 8
-    at_hand = -1
+    quarter = filters.shape[1] // 8
     for job in range(first, last):
         signal, group = job_of(job, signals, groups, by_group)
         x_at, y_at, n = signals[signal]
         x_group, y_group, count, filter = groups[group]
-        peak = enter(kinds[0], x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
-        if not safe(peak, low, high, notes):
+        peak = enter(stand_ins[0], x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
+        if not safe(peak, low, high, scratch):
             unsafe[job] = True
             continue
         if filter >= 0:
             convolve(buffer, steps, constants, filters[filter])
         else:
-            if group != at_hand:
-                at_hand = group
-                for lane in range(lanes):
-                    for i in range(own.shape[0]):
-                        own[i, lane] = filters[heads[group, lane], 2 * i]
-                        own[i, lanes + lane] = filters[heads[group, lane], 2 * i + 1]
-            convolve(buffer, steps, constants, own)
-        scale = lane_by_lane(scales, heads[group], notes)
-        leave(kinds[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
+            convolve_each(buffer, steps, constants, filters, heads[group], tile)
+        scale = lane_by_lane(scales, heads[group], scratch)
+        leave(stand_ins[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
 
 
 # Directly ------------------------------------------------------------------------------------------------------------
 
 OUTPUTS, INPUTS = 8, 4
 """A tile: so many outputs take in so many inputs at a time, in registers."""
+RUN = 32
+"""So many inputs are added up on their own: one long sum may round the same way all along, beyond the error law."""
 BEFORE, AFTER = OUTPUTS - 1, OUTPUTS + INPUTS
 """Zeros before the first lag and after the last one, which tiles read."""
 
@@ -141,28 +137,41 @@ def tile(typingctx: Any, sums: Any, signal: Any, at: Any, lags: Any, lag: Any) -
 
 
 @part
-def sums(signal, n, lags, count, kind, y, y_time, channels, scale):
+def sums(signal, n, lags, count, stand_in, y, y_time, channels, scale):
     """Write the outputs of a signal in memory, of `n` rows and zeros up to a whole tile, for `count` lags."""
     zero = zeros(signal)
     for t in range(0, n, OUTPUTS):
-        total = (zero, zero, zero, zero, zero, zero, zero, zero)
-        for s in range(max(0, t - count + 1) // INPUTS * INPUTS, t + OUTPUTS, INPUTS):
-            total = tile(total, signal, s, lags, BEFORE + t - s)
-        a, b, c, d, e, f, g, h = total
-        deliver(kind, y, y_time, channels, t, n, a * scale)
-        deliver(kind, y, y_time, channels, t + 1, n, b * scale)
-        deliver(kind, y, y_time, channels, t + 2, n, c * scale)
-        deliver(kind, y, y_time, channels, t + 3, n, d * scale)
-        deliver(kind, y, y_time, channels, t + 4, n, e * scale)
-        deliver(kind, y, y_time, channels, t + 5, n, f * scale)
-        deliver(kind, y, y_time, channels, t + 6, n, g * scale)
-        deliver(kind, y, y_time, channels, t + 7, n, h * scale)
+        a, b, c, d, e, f, g, h = nothing = (zero, zero, zero, zero, zero, zero, zero, zero)
+        for begin in range(max(0, t - count + 1) // INPUTS * INPUTS, t + OUTPUTS, RUN):
+            total = nothing
+            for s in range(begin, min(begin + RUN, t + OUTPUTS), INPUTS):
+                total = tile(total, signal, s, lags, BEFORE + t - s)
+            a, b, c, d = a + total[0], b + total[1], c + total[2], d + total[3]
+            e, f, g, h = e + total[4], f + total[5], g + total[6], h + total[7]
+        if channels == 0:
+            deliver(stand_in, y, y_time, t, n, a * scale)
+            deliver(stand_in, y, y_time, t + 1, n, b * scale)
+            deliver(stand_in, y, y_time, t + 2, n, c * scale)
+            deliver(stand_in, y, y_time, t + 3, n, d * scale)
+            deliver(stand_in, y, y_time, t + 4, n, e * scale)
+            deliver(stand_in, y, y_time, t + 5, n, f * scale)
+            deliver(stand_in, y, y_time, t + 6, n, g * scale)
+            deliver(stand_in, y, y_time, t + 7, n, h * scale)
+        else:
+            deliver_some(stand_in, y, y_time, channels, t, n, a * scale)
+            deliver_some(stand_in, y, y_time, channels, t + 1, n, b * scale)
+            deliver_some(stand_in, y, y_time, channels, t + 2, n, c * scale)
+            deliver_some(stand_in, y, y_time, channels, t + 3, n, d * scale)
+            deliver_some(stand_in, y, y_time, channels, t + 4, n, e * scale)
+            deliver_some(stand_in, y, y_time, channels, t + 5, n, f * scale)
+            deliver_some(stand_in, y, y_time, channels, t + 6, n, g * scale)
+            deliver_some(stand_in, y, y_time, channels, t + 7, n, h * scale)
 
 
 @kernel
 def product_directly(
-    kinds, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
-    lags, count, scales, reverse, low, high, buffer, own, notes, unsafe,
+    stand_ins, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
+    lags, count, scales, reverse, low, high, buffer, own, scratch, unsafe,
 ):  # fmt: skip
     """Multiply by direct sums; `lags` has zeros around the `count` lags of each filter. In reverse, the adjoint."""
     lanes = width(buffer)
@@ -176,19 +185,22 @@ def product_directly(
             x_from, x_step, y_from, y_step = x_from + (n - 1) * x_time, -x_time, y_from + (n - 1) * y_time, -y_time
         peak = zeros(buffer)
         for t in range(-(-n // OUTPUTS) * OUTPUTS):
-            lanes_of_t = fetch(kinds[0], x_from, x_step, x_lane, channels, t, n, buffer)
+            if channels == 0:
+                lanes_of_t = fetch(stand_ins[0], x_from, x_step, t, n, buffer)
+            else:
+                lanes_of_t = fetch_some(stand_ins[0], x_from, x_step, x_lane, channels, t, n, buffer)
             peak = magnitude(peak, lanes_of_t)
             store(buffer, t * lanes, lanes_of_t)
-        if not safe(peak, low, high, notes):
+        if not safe(peak, low, high, scratch):
             unsafe[job] = True
             continue
-        scale = lane_by_lane(scales, heads[group], notes)
+        scale = lane_by_lane(scales, heads[group], scratch)
         if filter >= 0:
-            sums(buffer, n, lags[filter], count, kinds[1], y_from, y_step, channels, scale)
+            sums(buffer, n, lags[filter], count, stand_ins[1], y_from, y_step, channels, scale)
         else:
             if group != at_hand:
                 at_hand = group
                 for lane in range(lanes):
                     for j in range(own.shape[0]):
                         own[j, lane] = lags[heads[group, lane], j]
-            sums(buffer, n, own, count, kinds[1], y_from, y_step, channels, scale)
+            sums(buffer, n, own, count, stand_ins[1], y_from, y_step, channels, scale)

@@ -6,11 +6,13 @@ child. Kernels run without the GIL, so Python's threads are as good.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
@@ -19,13 +21,14 @@ __all__ = ["share_out", "thread_count"]
 
 Work = Callable[[int, int], None]
 
+_config: Any = numba.config
 _pool: ThreadPoolExecutor | None = None
+_pool_lock = threading.Lock()
 
 
 def thread_count() -> int:
     """Return how many threads may compute: as NUMBA_NUM_THREADS, OMP_NUM_THREADS and PyTorch allow."""
-    config: Any = numba.config
-    counts = [config.NUMBA_NUM_THREADS]
+    counts = [_config.NUMBA_NUM_THREADS]
     openmp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if openmp.isdigit() and int(openmp) > 0:
         counts.append(int(openmp))
@@ -36,41 +39,67 @@ def thread_count() -> int:
 
 
 def share_out(jobs: int, worker: Callable[[], Work], *, threads: int) -> None:
-    """Do the jobs below `jobs` in ranges, `work(first, last)`; `worker` makes the `work` of a thread, with memory."""
+    """Do the jobs below `jobs` in ranges, `work(first, last)`; `worker` makes the `work` of a thread, with memory.
+
+    Returns, or raises what a thread raised, when no thread works any more.
+    """
     threads = min(threads, jobs)
-    pieces = jobs if threads == 1 else min(jobs, 8 * threads)  # small ones at the end even out what threads lose
     if threads == 1:
         worker()(0, jobs)
         return
+    pieces = min(jobs, 8 * threads)  # small ones, to even out what threads lose to other processes
     counter = itertools.count()
+    state = threading.Condition()
+    running, closed = 0, False
+    failures: list[BaseException] = []
 
     def go() -> None:
         work = worker()
-        while (piece := next(counter)) < pieces:
+        while not closed and (piece := next(counter)) < pieces:
             work(piece * jobs // pieces, (piece + 1) * jobs // pieces)
 
-    others = [_submit(go) for _ in range(threads - 1)]
-    go()
-    for other in others:
-        if other is not None and not other.cancel():  # one that never started has left its pieces to the others
-            other.result()
+    def lend_a_hand() -> None:
+        nonlocal running
+        with state:
+            if closed:  # too late: the others have done it all
+                return
+            running += 1
+        try:
+            go()
+        except BaseException as error:  # raised where the call was made
+            failures.append(error)
+        finally:
+            with state:
+                running -= 1
+                state.notify()
 
-
-def _submit(go: Callable[[], None]) -> Future[None] | None:
-    """Start a thread's work; None where the interpreter is ending and starts no more threads."""
-    global _pool
-    if _pool is None:
-        config: Any = numba.config
-        _pool = ThreadPoolExecutor(max(1, config.NUMBA_NUM_THREADS - 1), thread_name_prefix="tmm-numba")
+    for _ in range(threads - 1):
+        _submit(lend_a_hand)
     try:
-        return _pool.submit(go)
-    except RuntimeError:
-        return None
+        go()
+    finally:
+        with state:
+            closed = True
+            while running:
+                state.wait()
+    if failures:
+        raise failures[0]
+
+
+def _submit(work: Callable[[], None]) -> None:
+    """Let another thread work, unless the interpreter is ending and starts none: then the caller does it all."""
+    global _pool
+    with _pool_lock:
+        if _pool is None:
+            _pool = ThreadPoolExecutor(max(1, _config.NUMBA_NUM_THREADS - 1), thread_name_prefix="tmm-numba")
+        with contextlib.suppress(RuntimeError):
+            _pool.submit(work)
 
 
 def _forget_pool() -> None:
-    global _pool
-    _pool = None
+    """Begin anew in a forked child, which has none of its parent's threads."""
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -11,19 +11,20 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from .lanes import KINDS, WIDTHS
+from .lanes import STAND_INS, WIDTHS
 
-__all__ = ["KIND", "Filters", "Groups", "Kind", "Signals", "aligned"]
+__all__ = ["ARITHMETIC", "Arithmetic", "Filters", "Groups", "Signals", "aligned"]
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Kind:
+class Arithmetic:
     """A floating dtype, and how it is computed with.
 
-    Peaks between two bounds keep spectra and their products within the range, for as many as 2^20 times, and sums of
-    products well above the smallest normal number, where rounding is no longer relative.
+    Peaks between two bounds keep spectra, and sums of products of two of them over a thousand signals and lanes, within
+    the range, for as many as 2^20 times; and they keep sums of products well above the smallest normal number, where
+    rounding is no longer relative.
     """
 
     name: str
@@ -40,13 +41,13 @@ class Kind:
     """The largest exponent, up or down, of a filter that is safe to use."""
 
 
-def _kind(name: str) -> Kind:
+def _arithmetic(name: str) -> Arithmetic:
     if name == "float64":
-        return Kind(name, np.float64, WIDTHS[types.float64], 2.0**-800, 2.0**400, 400)
-    return Kind(name, np.float32, WIDTHS[types.float32], 2.0**-100, 2.0**50, 40)
+        return Arithmetic(name, np.float64, WIDTHS[types.float64], 2.0**-800, 2.0**400, 400)
+    return Arithmetic(name, np.float32, WIDTHS[types.float32], 2.0**-100, 2.0**38, 40)
 
 
-KIND = {name: _kind(name) for name in KINDS}
+ARITHMETIC = {name: _arithmetic(name) for name in STAND_INS}
 """By name of the dtype."""
 
 
@@ -69,20 +70,20 @@ class Filters:
         return int(self.unit.shape[1])
 
     @classmethod
-    def of(cls, w: NDArray[Any], kind: Kind) -> Filters:
+    def of(cls, w: NDArray[Any], arithmetic: Arithmetic) -> Filters:
         """Scale the filters `w`, `(h, m, k)`."""
         heads, kernel, lags = w.shape
-        w = w.astype(kind.computed, order="C")  # kernels find filter after filter in memory
+        w = w.astype(arithmetic.computed, order="C")  # kernels find filter after filter in memory
         rows = np.max(np.abs(w), axis=2)
         peaks = np.max(rows, axis=1)
         exponents = np.where(np.isfinite(peaks), np.frexp(peaks)[1], 0)
         # A row that is faint beside others is read alone where their channels are silent.
-        faint = (rows > 0) & (np.frexp(rows)[1] < exponents[:, None] - kind.gain // 2)
-        unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > kind.gain) | np.any(faint, axis=1)
+        faint = (rows > 0) & (np.frexp(rows)[1] < exponents[:, None] - arithmetic.gain // 2)
+        unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > arithmetic.gain) | np.any(faint, axis=1)
         exponents[unsafe] = 0
         w[unsafe] = 0
         unit = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel, lags)
-        return cls(unit, np.ldexp(np.ones(heads, kind.computed), exponents), heads, kernel, unsafe)
+        return cls(unit, np.ldexp(np.ones(heads, arithmetic.computed), exponents), heads, kernel, unsafe)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,133 @@
+"""The topics of `tmm bench`: what each measures, against what, and at which lengths; a table each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .measure import HEADS, LENGTHS, Case, compare_gradients, compare_products, product_memory
+from .rivals import RIVALS
+from .training import CONTEXTS, REPLACEMENTS, TRAINING, compare_training
+from .turns import FULL, QUICK, Pace, Ratio
+
+__all__ = ["TOPICS", "Task", "Topic"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One figure to measure: a cell of a table."""
+
+    topic: str
+    """A name in `TOPICS`."""
+    n: int
+    heads: int
+    column: str
+    backend: str
+    quick: bool = False
+
+    def run(self) -> Ratio | int:
+        """Return the ratio, or the bytes where the topic is memory.
+
+        Raises
+        ------
+        NotImplementedError
+            If there is nothing to measure.
+        """
+        return TOPICS[self.topic].measure(self)
+
+    @property
+    def case(self) -> Case:
+        """The arrays of a product."""
+        return Case(self.n, self.heads)
+
+    @property
+    def pace(self) -> Pace:
+        """How long a product takes turns."""
+        return QUICK if self.quick else FULL
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step of training."""
+        return max(self.n, 1024 if self.quick else 8192)
+
+
+def _milliseconds(task: Task, seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms"
+
+
+def _tokens_a_second(task: Task, seconds: float) -> str:
+    return f"{task.tokens / seconds:.0f} tokens/s"
+
+
+def _product(task: Task) -> Ratio:
+    return compare_products(task.case, task.column, task.backend, task.pace)
+
+
+def _gradients(task: Task) -> Ratio:
+    return compare_gradients(task.case, task.backend, task.pace)
+
+
+def _memory(task: Task) -> int:
+    return product_memory(task.case, task.backend if task.column == "ours" else None)
+
+
+def _training(task: Task) -> Ratio:
+    pace = QUICK if task.quick else TRAINING
+    return compare_training(task.n, task.heads, task.column, task.backend, pace, task.tokens)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What is measured, and how its table looks."""
+
+    title: str
+    columns: tuple[str, ...]
+    """What the table has a column for, beside our own time."""
+    measure: Callable[[Task], Ratio | int]
+    lengths: Sequence[int]
+    heads: Sequence[int]
+    quick_lengths: Sequence[int] = (1024,)
+    usual: bool = True
+    """Whether it is measured where no topic is named."""
+    once: bool = False
+    """Whether under one allocator only."""
+    ours: Callable[[Task, float], str] | None = _milliseconds
+    """What the table says of our seconds; None where time is not measured."""
+
+
+TOPICS = {
+    "product": Topic(
+        "product, as much of it as (8, 1024, 512): how many times as fast as the others ours is",
+        columns=tuple(RIVALS),
+        measure=_product,
+        lengths=LENGTHS,
+        heads=HEADS,
+    ),
+    "gradients": Topic(
+        "product with both gradients: how many times as fast as the same under autograd ours is",
+        columns=("torch.fft",),
+        measure=_gradients,
+        lengths=(1024, 2048, 4096, 8192),
+        heads=HEADS,
+    ),
+    "memory": Topic(
+        "memory of the product beyond its input and output, in MiB",
+        columns=("ours", "torch.fft"),
+        measure=_memory,
+        lengths=LENGTHS,
+        heads=HEADS,
+        once=True,  # pages that are kept hide what a call takes
+        ours=None,
+    ),
+    "training": Topic(
+        "training (d 512, 4 layers, vocabulary 8000): how many times as fast as with another mixing ours is",
+        columns=tuple(REPLACEMENTS),
+        measure=_training,
+        lengths=CONTEXTS,
+        heads=(4,),
+        usual=False,  # it takes longer than all others
+        once=True,
+        ours=_tokens_a_second,
+    ),
+}
+"""By name, in the order of the tables."""

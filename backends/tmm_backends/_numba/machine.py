@@ -1,0 +1,35 @@
+"""What LLVM may assume of this machine: what NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say, else what is there."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import llvmlite.binding
+import numba
+
+__all__ = ["CONVERTS_HALVES", "FAST", "NAME", "REGISTER_BYTES"]
+
+_config: Any = numba.config
+
+NAME: str = _config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+"""The processor's name to LLVM."""
+
+
+def _features() -> set[str]:
+    """Return the names of the features that may be used."""
+    if _config.CPU_FEATURES is not None:
+        return {name[1:] for name in _config.CPU_FEATURES.split(",") if name.startswith("+")}
+    return {name for name, present in llvmlite.binding.get_host_cpu_features().items() if present}
+
+
+_FEATURES = _features()
+
+REGISTER_BYTES = 64 if "avx512f" in _FEATURES else 32 if "avx" in _FEATURES else 16
+"""Bytes of the widest SIMD register; 16 also stands for NEON, and for processors without any."""
+
+CONVERTS_HALVES = "f16c" in _FEATURES or platform.machine() not in ("x86_64", "AMD64")
+"""Whether float16 can be read and written; without instructions for it LLVM calls functions that are not there."""
+
+FAST = ("contract", "reassoc", "nsz", "arcp")
+"""What floating-point arithmetic may do beside the letter: not "nnan" or "ninf", which would delete checks for NaN."""

@@ -1,0 +1,164 @@
+"""The correlation as calls of kernels: spectra are added up in fixed chunks, and transformed back once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import correlations, neighbours
+from .calls import buffers, threads_for, window_of
+from .lanes import STAND_INS
+from .plans import plan
+from .threads import share_out
+from .work import Arithmetic, Groups, Signals, aligned
+
+__all__ = ["Correlation"]
+
+Array = NDArray[Any]
+
+CHUNKS, CHUNK = 16, 64
+"""Correlations are added up in so many chunks or more, where there are as many jobs, and of so many jobs at most."""
+
+
+def _cuts(count: int, parts: int) -> list[tuple[int, int]]:
+    """Cut a range into so many parts, or as many as it has members."""
+    parts = min(parts, count)
+    return [(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """The correlation of some signals, as spectra that are added up and transformed back once."""
+
+    arithmetic: Arithmetic
+    x: Array
+    g: Array
+    signals: Signals
+    heads: int
+    kernel: int
+    lags: int
+
+    @property
+    def stand_ins(self) -> tuple[Any, Any]:
+        """What tells a kernel the dtypes of the arrays."""
+        return STAND_INS[self.x.dtype.name], STAND_INS[self.g.dtype.name]
+
+    def compute(self, length: int) -> tuple[Array, Array]:
+        """Return the lags, `(h, m, k)`, by transforms of a length, and for each head what tells whether they are good.
+
+        That is the sum over signals and channels of the products of their largest magnitudes, or NaN where one might
+        leave the range of transforms, or is not finite, and was left out.
+        """
+        partial, owners, peaks = self._over_groups(length) if self.kernel == 1 else self._over_heads(length)
+        steps = plan(length, self.arithmetic.computed.__name__)
+        sums = np.zeros((self.heads * self.kernel, 2 * length))
+        for row, owner in zip(partial, owners, strict=True):  # in their order: the same for any number of threads
+            sums[owner] += row
+        # By powers of two, so that what is transformed is near one, and may be added up `length` times.
+        exponents = np.frexp(np.max(np.abs(sums), axis=1, initial=0))[1]
+        spectra = np.ldexp(sums, -exponents[:, None]).astype(self.arithmetic.computed)
+        out = np.empty((min(self.lags, length), len(spectra)), self.arithmetic.computed)
+
+        def worker() -> Callable[[int, int], None]:
+            buffer, scratch = buffers(self.arithmetic, length, 1)
+
+            def work(first: int, last: int) -> None:
+                correlations.lags(
+                    (self.arithmetic.computed(0),),
+                    spectra,
+                    first,
+                    last,
+                    steps.constants,
+                    steps.steps,
+                    buffer,
+                    scratch,
+                    out,
+                )
+
+            return work
+
+        share_out(-(-len(spectra) // self.arithmetic.lanes), worker, threads=threads_for(len(spectra) * length))
+        c = np.ldexp(out.T.astype(float) / length, exponents[:, None])
+        return c.reshape(self.heads, self.kernel, -1), peaks
+
+    def _chunks(self, owners: list[tuple[int, ...]]) -> tuple[Array, list[int]]:
+        """Return the chunks as kernels read them, and the filter of each row that they write.
+
+        Rows are (first signal, last signal, first group, last group, first row of the result). `owners` names the
+        filters of each group; neighbouring groups of one filter are added up together.
+        """
+        chunks: list[tuple[int, ...]] = []
+        rows: list[int] = []
+        runs = [list(run) for _, run in itertools.groupby(range(len(owners)), key=owners.__getitem__)]
+        needed, count = -(-CHUNKS // len(runs)), len(self.signals)
+        for run in runs:
+            parts = min(count, max(needed, count * len(run) // CHUNK))
+            for first, last in _cuts(count, parts):
+                for left, right in _cuts(len(run), -(-needed // parts)):
+                    chunks.append((first, last, run[left], run[right - 1] + 1, len(rows)))
+                    rows.extend(owners[run[0]])
+        return np.asarray(chunks), rows
+
+    def _over_groups(self, length: int) -> tuple[Array, list[int], Array]:
+        """Add up spectra: return rows of partial sums, the filter of each, and the sums of products of peaks."""
+        x, g, arithmetic = self.x, self.g, self.arithmetic
+        packed = x.strides[-1] == x.itemsize and g.strides[-1] == g.itemsize
+        groups = Groups.of(x.shape[-1], self.heads, arithmetic.lanes, packed=packed)
+        chunks, owners = self._chunks([tuple(range(lane[0], lane[-1] + 1)) for lane in groups.heads.tolist()])
+        out = np.zeros((len(owners), 2 * length), arithmetic.computed)
+        peaks = np.zeros((len(chunks), arithmetic.lanes))
+        signals, rows = self.signals.rows(x, g), groups.rows(x.strides[-1], g.strides[-1])
+        steps = plan(length, arithmetic.computed.__name__)
+
+        def worker() -> Callable[[int, int], None]:
+            *memory, _ = buffers(arithmetic, length, 3)
+            scratch = aligned((2 * arithmetic.lanes,), arithmetic.computed)
+
+            def work(first: int, last: int) -> None:
+                correlations.correlate(
+                    self.stand_ins, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
+                    g.strides[-1], signals, rows, groups.heads, chunks, first, last,
+                    steps.constants, steps.steps, arithmetic.lowest, arithmetic.highest, *memory, scratch, peaks, out,
+                )  # fmt: skip
+
+            return work
+
+        share_out(len(chunks), worker, threads=threads_for(len(self.signals) * x.shape[-1] * length))
+        totals = np.zeros(self.heads)
+        np.add.at(totals, groups.heads[chunks[:, 2]], peaks)
+        return out, owners, totals
+
+    def _over_heads(self, length: int) -> tuple[Array, list[int], Array]:
+        """Do the same for filters that read neighbouring channels."""
+        x, g, arithmetic, kernel = self.x, self.g, self.arithmetic, self.kernel
+        channels = x.shape[-1] // self.heads
+        chunks, owners = self._chunks([tuple(range(i * kernel, (i + 1) * kernel)) for i in range(self.heads)])
+        out = np.zeros((len(owners), 2 * length), arithmetic.computed)
+        peaks = np.zeros(len(chunks))
+        signals = self.signals.rows(x, g)
+        steps = plan(length, arithmetic.computed.__name__)
+
+        def worker() -> Callable[[int, int], None]:
+            x_buffer, g_buffer, scratch = buffers(arithmetic, length, 2)
+            window = window_of(arithmetic, length, kernel)
+            totals = aligned((kernel, 2 * arithmetic.lanes * length), arithmetic.computed)
+
+            def work(first: int, last: int) -> None:
+                neighbours.correlate_neighbours(
+                    self.stand_ins, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
+                    g.strides[-1], signals, self.heads, channels, kernel, chunks, first, last,
+                    x.strides[-1] == x.itemsize, g.strides[-1] == g.itemsize, steps.constants, steps.steps,
+                    arithmetic.lowest, arithmetic.highest, x_buffer, g_buffer, window, totals, scratch, peaks, out,
+                )  # fmt: skip
+
+            return work
+
+        share_out(len(chunks), worker, threads=threads_for(len(self.signals) * x.shape[-1] * length))
+        totals = np.zeros(self.heads)
+        np.add.at(totals, chunks[:, 2], peaks)
+        return out, owners, totals

@@ -1,0 +1,55 @@
+"""The Numba engine with the registers of other processors than this one."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+from conftest import library_or_skip
+
+LAWS = """
+import dataclasses
+from tmm_backends._numba import lanes
+from tmm_core import testing
+library = dataclasses.replace(testing.numpy_library(), dtypes=({dtypes}))
+for law in (testing.check_products, testing.check_correlations, testing.check_segments, testing.check_dtypes):
+    law(library, "numba")
+print(max(lanes.WIDTHS.values()))
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names features of x86-64 processors")
+@pytest.mark.parametrize(
+    ("features", "lanes", "dtypes"),
+    [("+sse2", 4, "'float32',"), ("+avx,+avx2,+fma,+f16c", 8, "'float32', 'float16'")],
+    ids=["SSE2", "AVX2"],
+)
+def test_laws_hold_with_narrower_registers(features, lanes, dtypes, tmp_path):
+    library_or_skip("numba")
+    environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LAWS.format(dtypes=dtypes)],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=280,
+        check=False,
+    )
+    assert done.stdout.split() == [str(lanes)], done.stderr
+
+
+def test_float16_is_refused_where_no_instruction_reads_it(monkeypatch):
+    library_or_skip("numba")
+    import numpy as np
+
+    import tmm_core
+    from tmm_backends._numba import engine
+
+    monkeypatch.setattr(engine, "CONVERTS_HALVES", False)
+    x = np.arange(300, dtype=np.float16)[:, None] / 64
+    with pytest.raises(ValueError, match="no instructions for float16"):
+        tmm_core.causal_toeplitz_matmul(x[:, 0], x, backend="numba")
+    y = tmm_core.causal_toeplitz_matmul(x[:, 0].astype(np.float32), x, backend="numba")
+    expected = tmm_core.causal_toeplitz_matmul(x[:, 0].astype(float), x.astype(float), backend="numpy")
+    np.testing.assert_allclose(y, expected, atol=1e-6 * np.abs(expected).max())
