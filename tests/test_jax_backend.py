@@ -163,7 +163,8 @@ def test_unsorted_segments_under_vmap_are_nan(backend):
     w, x = jnp.ones((1, 2)), jnp.ones((3, 1))
     y = vmap(lambda ids: product(w, x, segment_ids=ids, backend=backend))(ids)
     c = vmap(lambda ids: correlate(x, x, lags=2, segment_ids=ids, backend=backend))(ids)
-    for result in (y, c):
+    compiled = jit(vmap(lambda ids: product(w, x, segment_ids=ids, backend=backend)))(ids)
+    for result in (y, c, compiled):
         assert np.isfinite(result[0]).all()
         assert np.isnan(result[1]).all()
 
