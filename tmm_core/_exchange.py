@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -45,11 +46,16 @@ def dtype_name(dtype: Any) -> str:
 
 
 def device_kind(array: Array) -> str:
-    """Return the kind of device that holds `array`: `cpu`, `cuda`, `tpu`, …, or `traced` for one without values yet."""
+    """Return the kind of device that holds `array`, or that JAX compiles for by default: `cpu`, `cuda`, `tpu`, ….
+
+    `traced` stands for arrays without values or a device yet.
+    """
     if compat.is_dask_array(array):
         array = array._meta  # an empty array of the kind of its blocks
     device = compat.device(array)
-    if device is None or is_traced(array):
+    if is_traced(array) and compat.is_jax_array(array):
+        device = sys.modules["jax"].default_backend()
+    if device is None:
         return "traced"
     kind = getattr(device, "type", None) or getattr(device, "platform", None) or str(device)
     kind = {"gpu": "cuda"}.get(kind, kind)

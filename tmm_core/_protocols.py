@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from ._exchange import Array
 
-__all__ = ["Backend", "Bridge", "Engine", "Operation", "Request"]
+__all__ = ["Backend", "Bridge", "Engine", "Operation", "Request", "Writer"]
 
 Operation = Literal["matmul", "correlate"]
 
@@ -51,6 +51,14 @@ class Engine(Protocol):
         self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
     ) -> Array:
         """Return the gradient of `<g, T(w) x>` for `w`, of shape `(heads, kernel, lags)`."""
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """What an engine can do besides: write a product into memory that is given, so that it need not be copied there."""
+
+    def matmul_into(self, out: Array, w: Array, x: Array, /, *, adjoint: bool, segment_ids: Array | None) -> None:
+        """Write `T(w) x`, or `T(w)^H x`, into `out`, of its shape and dtype, in C order."""
 
 
 class Bridge(Protocol):

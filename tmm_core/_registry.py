@@ -72,9 +72,26 @@ class Definition:
 #     (8, 64, 4, 128)                 545        1692     (8, 128, 8, 16)                 889   1535
 #     (8, 128, 8, 16)                 983         959     (8, 512, 8, 16)                2255   6408
 #     (4, 256, 8, 16)                1110        1936     (8, 1024, 4, 128)             14864  51464
-_FASTEST: dict[str, tuple[str, ...]] = {"numpy": ("numba",), "dask": ("numba",), "torch": ("numba", "torch")}
-# Signals so short and so few are not worth Numba's time to begin, where the definition's direct sums are at hand.
-_FEW_TIMES, _FEW_ENTRIES = 128, 1 << 18
+#
+#     compiled JAX programs         numba         jax     jnp.fft, padded to twice the length
+#     (1, 16, 1, 8)                   236          50          47
+#     (1, 64, 1, 64)                  229         148          93
+#     (4, 64, 1, 64)                  244         224         179
+#     (1, 128, 4, 64)                 479         592         391
+#     (2, 64, 4, 128)                 449         925         729
+#     (4, 256, 8, 16)                 572        2697        1293
+#     (8, 512, 8, 16)                1225       19476       11195
+#     (8, 1024, 1, 512)              5160      108636       83591
+_FASTEST: dict[str, tuple[str, ...]] = {
+    "numpy": ("numba",),
+    "dask": ("numba",),
+    "torch": ("numba", "torch"),
+    "jax": ("numba", "jax"),
+}
+# Signals so short and so few are not worth Numba's time to begin, where the definition's direct sums are at hand: by
+# library, how many entries they have, and whose sums they are.
+_FEW_TIMES = 128
+_FEW: dict[str, tuple[int, str]] = {"numpy": (1 << 18, "array_api"), "jax": (1 << 14, "jax")}
 # Libraries whose bridge is part of the core, since it needs no import.
 _CORE_BRIDGES: dict[str, Bridge] = {"dask": _dask}
 
@@ -207,10 +224,12 @@ def choose_engine(backend: str | None, library: str, request: Request) -> Engine
         if reason is not None:
             raise ValueError(f"backend {name!r} cannot serve this call: {reason}; choose another, or 'auto'")
         return engine
-    if library != "numpy" or not _is_small(request.shape):
-        for engine in _fastest_engines(library):
-            if engine.refusal(request) is None:
-                return engine
+    engines = _fastest_engines(library)
+    if _is_small(library, request):
+        engines = (get_backend(_FEW[library][1]).engine, *engines)
+    for engine in engines:
+        if engine.refusal(request) is None:
+            return engine
     return get_backend("array_api").engine
 
 
@@ -227,8 +246,11 @@ def _fastest_engines(library: str) -> tuple[Engine, ...]:
     return tuple(engines)
 
 
-def _is_small(shape: tuple[int, ...]) -> bool:
-    return len(shape) > 1 and shape[-2] <= _FEW_TIMES and math.prod(shape) < _FEW_ENTRIES
+def _is_small(library: str, request: Request) -> bool:
+    shape = request.shape
+    if library == "jax" and request.segments:  # many small operations, which take seconds to compile
+        return False
+    return len(shape) > 1 and shape[-2] <= _FEW_TIMES and math.prod(shape) < _FEW.get(library, (0, ""))[0]
 
 
 @functools.cache

@@ -67,11 +67,16 @@ class NumbaEngine:
         if exact:
             y: Array = _maths.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=True, segment_ids=segment_ids)
             return y
-        dtype, arithmetic = _arrays.result_dtype(w, x), ARITHMETIC[_arrays.result_dtype_name(w, x)]
+        y = aligned(x.shape, _arrays.result_dtype(w, x))
+        self.matmul_into(y, w, x, adjoint=adjoint, segment_ids=segment_ids)
+        return y
+
+    def matmul_into(self, y: Array, w: Array, x: Array, /, *, adjoint: bool, segment_ids: Array | None) -> None:
+        """Write the product into `y`, of its shape and dtype, in C order."""
+        arithmetic = ARITHMETIC[_arrays.result_dtype_name(w, x)]
         x = _in(arithmetic, x)
-        y = aligned(x.shape, dtype)
         if x.size == 0:
-            return y
+            return
         signals = _signals(x, segment_ids)
         filters = Filters.of(w[..., : x.shape[-2]], arithmetic)
         undone = np.zeros((len(signals), filters.heads), bool)
@@ -84,7 +89,6 @@ class NumbaEngine:
         undone |= filters.unsafe
         if undone.any():
             _define_products(w, x, y, signals, undone, adjoint)
-        return y
 
     def correlate(
         self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None

@@ -1,0 +1,85 @@
+"""The engine that computes in JAX itself, on every platform that XLA compiles for."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tmm_core import _exchange, _maths
+from tmm_core._protocols import Request
+
+__all__ = ["JaxEngine", "platforms"]
+
+
+def platforms() -> tuple[str, ...]:
+    """Return the kinds of device that JAX has here."""
+    kinds = {"gpu": "cuda"}
+    names = {kinds.get(device.platform, device.platform) for device in jax.devices()}
+    return ("cpu", *sorted(names - {"cpu"}))
+
+
+class JaxEngine:
+    """Products of JAX arrays, traced or concrete, of every floating and complex dtype."""
+
+    name = "jax"
+
+    def owns(self, array: Any) -> bool:
+        """Return whether `array` is JAX's."""
+        return isinstance(array, jax.Array)
+
+    def receive(self, array: Any) -> jax.Array:
+        """Return `array` as one of JAX's, on the same memory where that is possible."""
+        shared: jax.Array = _exchange.share(array, jnp)
+        return shared
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why a device or a dtype is not served."""
+        if request.dtype in ("float64", "complex128") and jax.dtypes.canonicalize_dtype(float) != jnp.float64:
+            return (
+                f"JAX makes 32 bits of {request.dtype} unless told otherwise: jax.config.update('jax_enable_x64', True)"
+            )
+        if request.device not in ("traced", *platforms()):
+            return f"JAX computes on {' and '.join(platforms())} here, and the arrays are on {request.device!r}"
+        return None
+
+    def matmul(
+        self, w: jax.Array, x: jax.Array, /, *, adjoint: bool, exact: bool, segment_ids: jax.Array | None
+    ) -> jax.Array:
+        """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
+        y: jax.Array = _matmul(w, x, segment_ids, adjoint=adjoint, exact=exact)
+        return y
+
+    def correlate(
+        self,
+        x: jax.Array,
+        g: jax.Array,
+        /,
+        *,
+        lags: int,
+        heads: int,
+        kernel: int,
+        exact: bool,
+        segment_ids: jax.Array | None,
+    ) -> jax.Array:
+        """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
+        c: jax.Array = _correlate(x, g, segment_ids, lags=lags, heads=heads, kernel=kernel, exact=exact)
+        return c
+
+
+@functools.partial(jax.jit, static_argnames=("adjoint", "exact"))
+def _matmul(w: jax.Array, x: jax.Array, ids: jax.Array | None, *, adjoint: bool, exact: bool) -> jax.Array:
+    y: jax.Array = _maths.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=exact, segment_ids=ids)
+    return y
+
+
+@functools.partial(jax.jit, static_argnames=("lags", "heads", "kernel", "exact"))
+def _correlate(
+    x: jax.Array, g: jax.Array, ids: jax.Array | None, *, lags: int, heads: int, kernel: int, exact: bool
+) -> jax.Array:
+    c: jax.Array = _maths.causal_toeplitz_correlate(
+        x, g, lags=lags, heads=heads, kernel=kernel, exact=exact, segment_ids=ids
+    )
+    return c

@@ -1,0 +1,175 @@
+"""Engines of NumPy arrays, called by compiled programs on a CPU through XLA's foreign functions.
+
+XLA calls a function of C with a frame of pointers (its stable interface, `xla/ffi/api/c_api.h` in jaxlib's include
+folder). The function is one of `ctypes`: it takes the GIL and calls the engine on arrays that lie in XLA's own buffers,
+so nothing is copied, and an engine behaves as it does when Python calls it. JAX gives the GIL back where it waits for a
+program (but not in `unsafe_buffer_pointer` of an array that is not ready, which waits for ever, here and with JAX's own
+callbacks).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import json
+import math
+import sys
+import time
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tmm_core import _registry
+from tmm_core._protocols import Engine, Writer
+
+from .evaluate import evaluate, unsorted_rows
+
+__all__ = ["call"]
+
+TARGET = "tmm_core_host_engine"
+
+PATIENCE = 60.0
+"""Seconds that the end of a process waits for programs whose results nobody holds."""
+
+_engines: dict[str, Engine] = {}
+
+
+def call(engine: Engine, operation: str, like: Any, /, *arrays: jax.Array, **options: Any) -> jax.Array:
+    """Return a traced result of the shape and dtype of `like`: the engine computes when the compiled program runs."""
+    _engines[engine.name] = engine
+    what = json.dumps([engine.name, operation, options], sort_keys=True)
+    result: jax.Array = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(like.shape, like.dtype))(*arrays, what=what)
+    return result
+
+
+@functools.lru_cache(maxsize=256)
+def _read(what: bytes) -> tuple[str, Any, dict[str, Any]]:
+    """Return the engine's name, the operation and the options of a call."""
+    name, operation, options = json.loads(what)
+    return name, operation, options
+
+
+def _compute(what: bytes, out: NDArray[Any], first: NDArray[Any], second: NDArray[Any], ids: Any = None) -> None:
+    """Compute into `out`, without a copy where the engine can write there."""
+    name, operation, options = _read(what)
+    engine = _engines.get(name) or _registry.get_backend(name).engine  # programs may come from a cache on disk
+    if (
+        operation == "matmul"
+        and isinstance(engine, Writer)
+        and not options["exact"]
+        and engine.owns(first)
+        and engine.owns(second)
+    ):
+        engine.matmul_into(out, first, second, adjoint=options["transposed"], segment_ids=ids)
+        if ids is not None:
+            out[unsorted_rows(ids)] = math.nan
+    else:
+        out[...] = evaluate(engine, operation, first, second, ids, **options)
+
+
+# XLA's threads read and write zero for what is smaller than the smallest normal number; engines do not, wherever they
+# are called, and nor do the threads that they start.
+ENVIRONMENT = 256
+"""Bytes enough for the floating-point environment of any machine."""
+_libm = ctypes.PyDLL("ucrtbase" if sys.platform == "win32" else None)
+_OURS = ctypes.create_string_buffer(ENVIRONMENT)
+_libm.fegetenv(_OURS)
+
+
+# The frame that XLA passes, in words of 8 bytes ----------------------------------------------------------------------
+
+EXTENSION, API, ARGUMENTS, RESULTS, ATTRIBUTES = 1, 2, 9, 14, 20
+"""Where a frame holds its extension, XLA's own functions, and the pointers to buffers and attributes."""
+ARGUMENT_COUNT, ATTRIBUTE_COUNT, FRAME_WORDS = 7, 17, 21
+DTYPE, DATA, RANK, DIMENSIONS, BUFFER_WORDS = 2, 3, 4, 5, 6
+"""Where a buffer holds what it is."""
+ERROR_CREATE = 6
+"""Where XLA's functions hold the one that makes errors."""
+INTERNAL = 13
+"""The code of errors in a handler."""
+
+_DTYPES = {
+    2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.uint8, 7: np.uint16, 8: np.uint32, 9: np.uint64,
+    10: np.float16, 11: np.float32, 12: np.float64, 15: np.complex64, 16: ml_dtypes.bfloat16, 18: np.complex128,
+}  # fmt: skip
+_DTYPES_OF_XLA = {number: np.dtype(dtype) for number, dtype in _DTYPES.items()}
+
+
+def _words(address: int, count: int) -> Any:
+    return (ctypes.c_int64 * count).from_address(address)
+
+
+def _array(address: int) -> NDArray[Any]:
+    """Return an array on the memory of a buffer."""
+    buffer = _words(address, BUFFER_WORDS)
+    shape = tuple(_words(buffer[DIMENSIONS], buffer[RANK])) if buffer[RANK] else ()
+    dtype = _DTYPES_OF_XLA[buffer[DTYPE] & 0xFFFFFFFF]
+    size = math.prod(shape) * dtype.itemsize
+    if size == 0:
+        return np.empty(shape, dtype)
+    return np.ndarray(shape, dtype, (ctypes.c_char * size).from_address(buffer[DATA]))
+
+
+def _text(address: int) -> bytes:
+    """Return a string attribute."""
+    start, length = _words(address, 2)
+    return ctypes.string_at(start, length)
+
+
+def _error(api: int, error: BaseException) -> int | None:
+    """Return what tells XLA of an error: the program that called raises it."""
+    message = ctypes.create_string_buffer(f"{type(error).__name__}: {error}".encode())
+    arguments = (ctypes.c_int64 * 4)(32, 0, ctypes.addressof(message), INTERNAL)
+    create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_words(api, ERROR_CREATE + 1)[ERROR_CREATE])
+    made: int | None = create(ctypes.addressof(arguments))
+    return made
+
+
+def _serve(address: int) -> int | None:
+    """Serve one call of XLA's; None says that it went well."""
+    frame = _words(address, FRAME_WORDS)
+    if frame[EXTENSION]:
+        extension = _words(frame[EXTENSION], 4)
+        if extension[1] & 0xFFFFFFFF == 1:  # a question: which version of the interface is this written for?
+            metadata = (ctypes.c_int32 * 9).from_address(extension[3])
+            metadata[6], metadata[7], metadata[8] = 0, 1, 0  # 0.1, and no traits
+            return None
+    theirs = ctypes.create_string_buffer(ENVIRONMENT)
+    _libm.fegetenv(theirs)
+    _libm.fesetenv(_OURS)
+    try:
+        arguments = [_array(at) for at in _words(frame[ARGUMENTS], frame[ARGUMENT_COUNT])]
+        out = _array(_words(frame[RESULTS], 1)[0])
+        _compute(_text(_words(frame[ATTRIBUTES], 1)[0]), out, *arguments)
+    except BaseException as error:
+        return _error(frame[API], error)
+    finally:
+        _libm.fesetenv(theirs)
+    return None
+
+
+_handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_serve)  # kept, since XLA keeps only its address
+jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_handler), platform="cpu")
+
+
+@atexit.register
+def _finish() -> None:
+    """Wait for programs that are still running: JAX ends with the GIL held, and waits for calls that wait for the GIL.
+
+    Results that nobody holds any more cannot be waited for, so this waits until the process does nothing, too.
+    """
+    if not _engines:
+        return
+    for array in jax.live_arrays("cpu"):
+        with contextlib.suppress(Exception):  # of a program that failed, which is not news at the end
+            array.block_until_ready()
+    idle, end = 0, time.monotonic() + PATIENCE
+    while idle < 3 and time.monotonic() < end:
+        before = time.process_time()
+        time.sleep(0.01)
+        idle = idle + 1 if time.process_time() - before < 0.002 else 0
