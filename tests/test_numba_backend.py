@@ -14,6 +14,7 @@ pytest.importorskip("numba")
 import tmm_core
 from tmm_backends._numba import calls, engine, plans, work
 from tmm_core._oracles import dense_product, error_factor
+from tmm_core._protocols import Request
 
 IN_TURN = settings(max_examples=150, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -188,12 +189,9 @@ def test_another_device_is_refused():
     assert tmm_core.causal_toeplitz_matmul(w, x).shape == (5, 2)
 
 
-def test_traced_arrays_are_refused():
-    jax = library_or_skip("jax") and __import__("jax")
-    w, x = jax.numpy.ones(3), jax.numpy.ones((5, 2))
-    with pytest.raises(ValueError, match=r"'numba' cannot serve this call: .*being traced"):
-        jax.jit(product)(w, x)
-    np.testing.assert_allclose(jax.jit(tmm_core.causal_toeplitz_matmul)(w, x)[:, 0], [1, 2, 3, 3, 3])
+def test_arrays_without_values_are_refused():
+    request = Request("matmul", "float32", "traced", exact=False, segments=False)
+    assert "being traced and have no values" in tmm_core.get_backend("numba").engine.refusal(request)
 
 
 # Memory --------------------------------------------------------------------------------------------------------------

@@ -247,10 +247,13 @@ def _fastest_engines(library: str) -> tuple[Engine, ...]:
 
 
 def _is_small(library: str, request: Request) -> bool:
-    shape = request.shape
+    """Return whether a library's small calls are left to another engine, and this is one."""
+    if library not in _FEW:  # before the shape is looked at, which a compiler would guard for
+        return False
     if library == "jax" and request.segments:  # many small operations, which take seconds to compile
         return False
-    return len(shape) > 1 and shape[-2] <= _FEW_TIMES and math.prod(shape) < _FEW.get(library, (0, ""))[0]
+    shape = request.shape
+    return len(shape) > 1 and shape[-2] <= _FEW_TIMES and math.prod(shape) < _FEW[library][0]
 
 
 @functools.cache
