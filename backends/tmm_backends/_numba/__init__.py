@@ -1,5 +1,6 @@
 """Numba: an engine for CPUs, transforms in SIMD registers by kernels that LLVM compiles for this very machine."""
 
+import ml_dtypes  # noqa: F401  (without it bfloat16 has no name in NumPy, and half of what is trained is bfloat16)
 import numba
 
 from tmm_core._protocols import Backend
