@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from ._arrays import result_dtype_name, values_known
+from ._arrays import nan_where, result_dtype_name, values_known
+from ._documents import documents_of, refused_rows
 from ._exchange import Array, namespace_of
 from ._parameters import check_params, flops_per_token, frozen_names, init_params, parameter_shapes
 from .config import TMMConfig
@@ -36,7 +37,15 @@ Params = Mapping[str, Array]
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-def forward(params: Params, input_ids: Array, config: TMMConfig, *, backend: str | None = None) -> Array:
+def forward(
+    params: Params,
+    input_ids: Array,
+    config: TMMConfig,
+    *,
+    attention_mask: Array | None = None,
+    segment_ids: Array | None = None,
+    backend: str | None = None,
+) -> Array:
     """Return the logits of the next token at every position.
 
     Parameters
@@ -47,6 +56,11 @@ def forward(params: Params, input_ids: Array, config: TMMConfig, *, backend: str
         Tokens, of the same library.
     config : TMMConfig
         The model.
+    attention_mask : array of booleans or numbers, (..., n), optional
+        1 for a token and 0 for padding, before the tokens or after them; logits at padding mean nothing.
+    segment_ids : array of integers, (..., n), optional
+        Non-decreasing numbers of the documents packed into each row: none sees another, and positions are counted
+        within each. Those of padding do not matter.
     backend : str, optional
         Who computes the Toeplitz products; see `tmm_core.use_backend`.
 
@@ -58,14 +72,17 @@ def forward(params: Params, input_ids: Array, config: TMMConfig, *, backend: str
     Raises
     ------
     TypeError
-        If tokens are no integers, or the arrays are of several libraries.
+        If tokens or segment ids are no integers, or the arrays are of several libraries.
     ValueError
-        If names or shapes of the parameters are not those of `config`, a token is outside the vocabulary (in traced
-        code it and all after it become NaN), or the sequence is longer than the position bias.
+        If names or shapes of the parameters are not those of `config`; a token is outside the vocabulary (in traced
+        code it and all after it become NaN); a document is longer than the position bias; the mask has a hole or a
+        row without tokens, or segment ids go back (in traced code such rows become NaN).
 
     Notes
     -----
-    O(n log n) time and O(n) memory in the length of the sequence. Source: arXiv 2605.06683.
+    O(n log n) time and O(n) memory in the length of the sequence. A row's logits do not depend on what it is batched or
+    packed with. Documents cost nothing with Numba's engine and O(log n) times as much mixing with others, so pass no
+    mask where nothing is padded. Source: arXiv 2605.06683.
 
     Examples
     --------
@@ -77,43 +94,59 @@ def forward(params: Params, input_ids: Array, config: TMMConfig, *, backend: str
     """
     check_params(params, config)
     xp = namespace_of(*params.values(), input_ids)
-    x = _embed(xp, params["embed.weight"], _as_ids(xp, input_ids, "token"))  # (..., n, d)
+    input_ids = _as_ids(xp, input_ids, "token")
+    documents = _documents(input_ids, attention_mask, segment_ids)
+    x = _embed(xp, params["embed.weight"], input_ids)  # (..., n, d)
     mlp_first = config.order == "mlp_first"
     for i in range(config.n_layers):
         block = _part(params, f"blocks.{i}")
         if mlp_first:
             x = x + _mlp(xp, _part(block, "mlp"), _norm(xp, _part(block, "mlp_norm"), x, config), config)
-        x = x + _mix(xp, _part(block, "mix"), _norm(xp, _part(block, "mix_norm"), x, config), config, backend)
+        mixed = _norm(xp, _part(block, "mix_norm"), x, config)
+        x = x + _mix(xp, _part(block, "mix"), mixed, config, documents, backend)
         if not mlp_first:
             x = x + _mlp(xp, _part(block, "mlp"), _norm(xp, _part(block, "mlp_norm"), x, config), config)
     if config.final_norm:
         x = _norm(xp, _part(params, "final_norm"), x, config)
     unembed = params["embed.weight" if config.tie_embeddings else "unembed.weight"]
-    return xp.matmul(x, xp.matrix_transpose(unembed))  # (..., n, vocab_size)
+    logits = xp.matmul(x, xp.matrix_transpose(unembed))  # (..., n, vocab_size)
+    refused = refused_rows(documents)
+    return logits if refused is None else nan_where(refused[..., None], logits)
 
 
 def loss(
-    params: Params, input_ids: Array, config: TMMConfig, *, labels: Array | None = None, backend: str | None = None
+    params: Params,
+    input_ids: Array,
+    config: TMMConfig,
+    *,
+    labels: Array | None = None,
+    targets: Array | None = None,
+    attention_mask: Array | None = None,
+    segment_ids: Array | None = None,
+    backend: str | None = None,
 ) -> Array:
     """Return the mean cross-entropy (nats) of each token given those before it.
 
     Parameters
     ----------
-    params, input_ids, config, backend
-        As in `forward`; `input_ids` has two positions or more.
+    params, input_ids, config, attention_mask, segment_ids, backend
+        As in `forward`.
     labels : array of integers, of the shape of `input_ids`, optional
-        The tokens to foretell, `input_ids` unless given; position t foretells `labels[..., t + 1]`, and labels of
-        -100 do not count.
+        The tokens to foretell, `input_ids` unless given; position t foretells `labels[..., t + 1]`. Labels of -100 do
+        not count, nor does padding, nor a label of another document than t.
+    targets : array of integers, of the shape of `input_ids`, optional
+        In place of labels: what each position foretells, all of which count but those of -100.
 
     Returns
     -------
     array, ()
-        NaN if no label counts.
+        NaN if nothing counts.
 
     Raises
     ------
     TypeError, ValueError
-        As `forward`, for labels as for tokens; and if their shapes differ, or there is no position to foretell.
+        As `forward`, for labels as for tokens; and if their shapes differ, both labels and targets are given, or there
+        is no position to foretell.
 
     Notes
     -----
@@ -126,25 +159,49 @@ def loss(
     >>> float(loss(init_params(config, np.random.default_rng(0)), np.asarray([1, 3, 2]), config))  # knows nothing
     1.3862943649291992
     """
-    xp = namespace_of(input_ids, labels)
+    xp = namespace_of(input_ids, labels, targets)
+    if labels is not None and targets is not None:
+        raise ValueError(
+            "labels and targets are both given: give labels, which are shifted here, or targets as shifted"
+        )
+    documents = _documents(input_ids, attention_mask, segment_ids)
+    foretold = _shifted(xp, input_ids, labels, documents) if targets is None else _as_ids(xp, targets, "target")
+    if targets is not None and tuple(targets.shape) != tuple(input_ids.shape):
+        raise ValueError(
+            f"targets must have the shape of input_ids: got {tuple(targets.shape)} and {tuple(input_ids.shape)}"
+        )
+    logits = forward(params, input_ids, config, attention_mask=attention_mask, segment_ids=segment_ids, backend=backend)
+    logits = float32_at_least(xp, logits[..., : foretold.shape[-1], :])
+    counts = foretold != IGNORED
+    known = _in_vocabulary(xp, xp.where(counts, foretold, xp.zeros_like(foretold)), config.vocab_size, "label")
+    top = xp.max(logits, axis=-1, keepdims=True)
+    log_total = xp.log(xp.sum(xp.exp(logits - top), axis=-1)) + top[..., 0]
+    ids = xp.cumulative_sum(xp.ones_like(logits[..., :1, :]), axis=-1) - 1  # 0, 1, … on the right device
+    hit = xp.astype(ids, foretold.dtype) == foretold[..., None]
+    chosen = xp.sum(xp.where(hit, logits, xp.zeros_like(logits)), axis=-1)
+    nats = xp.where(known, log_total - chosen, xp.full_like(chosen, math.nan))
+    nats = xp.where(counts, nats, xp.zeros_like(nats))
+    return xp.sum(nats) / xp.sum(xp.astype(counts, nats.dtype))
+
+
+def _documents(input_ids: Array, attention_mask: Array | None, segment_ids: Array | None) -> Array | None:
+    if attention_mask is None and segment_ids is None:
+        return None
+    return documents_of(input_ids, attention_mask, segment_ids)
+
+
+def _shifted(xp: ModuleType, input_ids: Array, labels: Array | None, documents: Array | None) -> Array:
+    """Return, (..., n - 1), what each position but the last foretells."""
     labels = _as_ids(xp, input_ids if labels is None else labels, "label")
     if tuple(labels.shape) != tuple(input_ids.shape) or input_ids.shape[-1] < 2:
         raise ValueError(
             f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
             f"and {tuple(input_ids.shape)}"
         )
-    logits = float32_at_least(xp, forward(params, input_ids, config, backend=backend)[..., :-1, :])
-    targets = labels[..., 1:]
-    counts = targets != IGNORED
-    known = _in_vocabulary(xp, xp.where(counts, targets, xp.zeros_like(targets)), config.vocab_size, "label")
-    top = xp.max(logits, axis=-1, keepdims=True)
-    log_total = xp.log(xp.sum(xp.exp(logits - top), axis=-1)) + top[..., 0]
-    ids = xp.cumulative_sum(xp.ones_like(logits[..., :1, :]), axis=-1) - 1  # 0, 1, … on the right device
-    hit = xp.astype(ids, targets.dtype) == targets[..., None]
-    chosen = xp.sum(xp.where(hit, logits, xp.zeros_like(logits)), axis=-1)
-    nats = xp.where(known, log_total - chosen, xp.full_like(chosen, math.nan))
-    nats = xp.where(counts, nats, xp.zeros_like(nats))
-    return xp.sum(nats) / xp.sum(xp.astype(counts, nats.dtype))
+    following = labels[..., 1:]
+    if documents is None:
+        return following
+    return xp.where(documents[..., 1:] == documents[..., :-1], following, xp.full_like(following, IGNORED))
 
 
 def _embed(xp: ModuleType, table: Array, ids: Array) -> Array:
@@ -159,9 +216,14 @@ def _mlp(xp: ModuleType, p: Params, x: Array, config: TMMConfig) -> Array:
     return _linear(xp, _part(p, "down"), _ACTIVATIONS[config.activation](xp, _linear(xp, _part(p, "up"), x)))
 
 
-def _mix(xp: ModuleType, p: Params, x: Array, config: TMMConfig, backend: str | None) -> Array:
+def _mix(xp: ModuleType, p: Params, x: Array, config: TMMConfig, documents: Array | None, backend: str | None) -> Array:
     """Return `T x + bias` between its projections; with two layers `T2 silu(T1 x + bias1) + bias2`."""
-    options: dict[str, Any] = {"softplus": config.softplus, "mean": config.mean, "backend": backend}
+    options: dict[str, Any] = {
+        "softplus": config.softplus,
+        "mean": config.mean,
+        "segment_ids": documents,
+        "backend": backend,
+    }
     if config.has_projections:
         x = _linear(xp, _part(p, "in_proj"), x)
     x = mix_tokens(p["lags"], x, p.get("bias"), **options)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 
 from . import _masks, toeplitz
-from ._arrays import result_dtype_name
+from ._arrays import result_dtype_name, values_known
 from ._checks import together
 from ._compile import one_operation
 from ._exchange import Array
@@ -40,7 +41,7 @@ def mix_tokens(
         Lags of `h` heads, with kernels over `m` channels; their `softplus` is used with `softplus`.
     x : array, (..., n, d), or (n,) with a one-dimensional `w`
         Channels of tokens; `h` divides `d`.
-    bias : array, (h, L) or (L,) with a one-dimensional `w`; L >= n
+    bias : array, (h, L) or (L,) with a one-dimensional `w`; L at least the length of each document
         Added at each position.
     softplus : bool
         Take `log(1 + exp(w))` as the lags, which makes them positive.
@@ -63,7 +64,8 @@ def mix_tokens(
     TypeError
         If an argument is no array, the libraries differ, or a dtype is not floating.
     ValueError
-        If shapes do not fit, the bias has fewer positions than the sequence, or `mean` meets a kernel.
+        If shapes do not fit, `mean` meets a kernel, or the bias has fewer positions than the sequence, or than one of
+        its documents (in traced code, NaN beyond the last position of the bias).
 
     Notes
     -----
@@ -79,7 +81,7 @@ def mix_tokens(
     """
     xp, (w, x, bias, segment_ids) = together(w=w, x=x, bias=bias, segment_ids=segment_ids)
     result_dtype_name(*(a for a in (w, x, bias) if a is not None))
-    _check_bias(w, x, bias)
+    _check_bias(w, x, bias, packed=segment_ids is not None)
     if not _is_complex(xp, x) and any(_is_complex(xp, a) for a in (w, bias) if a is not None):
         raise TypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
     if softplus and _is_complex(xp, w):
@@ -101,7 +103,7 @@ def mix_tokens(
         if mean:
             by_head = by_head / _at(xp, _running_sums(xp, w, heads, n), positions, n)
         if bias is not None:
-            by_head = by_head + _at(xp, xp.reshape(bias, (heads, bias.shape[-1])), positions, n)
+            by_head = by_head + _at(xp, *_within(xp, xp.reshape(bias, (heads, bias.shape[-1])), positions, n), n)
         y = xp.reshape(by_head, x.shape)
     # Only now: in float16 the sums that a mean divides by may be too large.
     return xp.astype(y, x.dtype, copy=False)
@@ -115,7 +117,7 @@ def _heads(w: Array) -> int:
     return int(w.shape[0]) if w.ndim > 1 else 1
 
 
-def _check_bias(w: Array, x: Array, bias: Array | None) -> None:
+def _check_bias(w: Array, x: Array, bias: Array | None, *, packed: bool) -> None:
     """Refuse a bias that lacks a head or a position; the product checks its own arguments."""
     if bias is None or not 1 <= w.ndim <= 3 or x.ndim == 0:
         return
@@ -125,11 +127,15 @@ def _check_bias(w: Array, x: Array, bias: Array | None) -> None:
             f"bias must have the shape {(*expected, 'L')}, a row for each head of w, and has {tuple(bias.shape)}"
         )
     n = x.shape[0 if x.ndim == 1 else -2]
-    if bias.shape[-1] < n:
-        raise ValueError(
-            f"the sequence has {n} positions and the position bias only max_len={bias.shape[-1]}: "
-            "pass a shorter sequence, or use a model without position bias (position_bias=False), which runs on"
-        )
+    if bias.shape[-1] < n and not packed:
+        raise ValueError(_too_long("sequence", n, bias.shape[-1]))
+
+
+def _too_long(what: str, n: int, limit: int) -> str:
+    return (
+        f"the {what} has {n} positions and the position bias only max_len={limit}: "
+        f"pass a shorter {what}, or use a model without position bias (position_bias=False), which runs on"
+    )
 
 
 def float32_at_least(xp: ModuleType, a: Array) -> Array:
@@ -155,6 +161,20 @@ def _positions(xp: ModuleType, x: Array, segment_ids: Array) -> Array:
     """Return the position of each token within its document, (..., n) with as many axes as `segment_ids`."""
     segment_ids = xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], x.shape[-2]))
     return _masks.positions(x, segment_ids)[..., 0]
+
+
+def _within(xp: ModuleType, bias: Array, positions: Array | None, n: int) -> tuple[Array, Array | None]:
+    """Return a bias and positions that it has; those of longer documents, in traced code, at an added NaN."""
+    limit = bias.shape[-1]
+    if positions is None or limit >= n:
+        return bias, positions
+    if values_known(positions):
+        longest = 1 + int(xp.max(positions))
+        if longest > limit:
+            raise ValueError(_too_long("longest document", longest, limit))
+        return bias, positions
+    bias = xp.concat([bias, xp.full_like(bias[:, :1], math.nan)], axis=1)
+    return bias, xp.minimum(positions, xp.full_like(positions, limit))
 
 
 def _at(xp: ModuleType, table: Array, positions: Array | None, n: int) -> Array:
