@@ -55,23 +55,31 @@ def _product(w: Array, x: Array, cuts: Cuts, adjoint: bool) -> Array:
     kernel, lags = w.shape[1:]
     n, _, width = x.shape[-3:]
     length = fast_length(n if is_real(x) else n + lags - 1)
-    size_w = _sizes(w, (-2, -1))
+    size_w = _sizes(w, -1)  # each row's own: it may be read alone, where its neighbours are silent
     W = _spectrum(w, size_w, length, -1)
     W = xp.permute_dims(conj(W) if adjoint else W, (1, 2, 0))[..., None]  # (m, N, h, 1)
+    root_w = [_root(size_w[:, i, :]) for i in range(kernel)]
+    offsets = _offsets(kernel, adjoint)
 
     def product(x: Array) -> Array:
         size_x = _sizes(x, -3)
-        Y, size_y = _through_kernel(_spectrum(x, size_x, length, -3), size_x, W, adjoint)
-        y = xp.fft.ifft(Y, axis=-3, norm="ortho")
-        del Y
+        # Channels and rows of other scales meet at the largest one: by roots, since products may be out of range.
+        roots = [shift_channels(_root(size_x), offset, 1) * root for offset, root in zip(offsets, root_w, strict=True)]
+        largest = functools.reduce(xp.maximum, roots)
+        shares = [(root / _or_one(largest)) ** 2 for root in roots]
+        y = xp.fft.ifft(_through_kernel(_spectrum(x, size_x, length, -3), W, offsets, shares), axis=-3, norm="ortho")
         y = _turned_back(y, n, is_real(x))
 
         def noise() -> Array:
-            heard = _norms(x, size_x, -3) * _divided(size_x, size_y)
-            heard = sum(shift_channels(heard, offset, 1) for offset in _offsets(kernel, adjoint))
-            return _noise(x, n) * heard * xp.sum(_norms(w, size_w, -1), axis=-2)
+            heard = _norms(x, size_x, -3)
+            rows = xp.permute_dims(_norms(w, size_w, -1), (1, 0, 2))  # (m, h, 1)
+            terms = [
+                shift_channels(heard, o, 1) * s * rows[i, ...]
+                for i, (o, s) in enumerate(zip(offsets, shares, strict=True))
+            ]
+            return _noise(x, n) * sum(terms)
 
-        return _regained(y, _root(size_y) * _root(size_w[:, 0, :]), noise)
+        return _regained(y, largest, noise)
 
     parts = []
     for first, last in cuts:  # with the neighbours that the kernel reads
@@ -80,22 +88,19 @@ def _product(w: Array, x: Array, cuts: Cuts, adjoint: bool) -> Array:
     return _joined(parts, -1)
 
 
-def _through_kernel(X: Array, size: Array, W: Array, adjoint: bool) -> tuple[Array, Array]:
-    """Return the spectra after the filters `W`, (m, N, h, 1), and the scale of each output channel; uses up X."""
+def _through_kernel(X: Array, W: Array, offsets: list[int], shares: list[Array]) -> Array:
+    """Return the spectra after the filters `W`, (m, N, h, 1), each row with its share of an output; uses up X."""
     xp = namespace_of(X)
-    if W.shape[0] == 1:
+    if len(offsets) == 1:
         X *= W[0, ...]
-        return X, size
-    offsets = _offsets(W.shape[0], adjoint)
-    sizes = [shift_channels(size, offset, 1) for offset in offsets]
-    largest = functools.reduce(xp.maximum, sizes)
+        return X
     total = xp.zeros_like(X)
-    for i, offset in enumerate(offsets):
+    for i, (offset, share) in enumerate(zip(offsets, shares, strict=True)):
         term = shift_channels(X, offset, 1)  # X itself for the last offset, 0
-        term *= _divided(sizes[i], largest)  # neighbours of other scales meet at the largest one
+        term *= share
         term *= W[i, ...]
         total += term
-    return total, largest
+    return total
 
 
 def _offsets(kernel: int, adjoint: bool) -> list[int]:

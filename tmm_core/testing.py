@@ -360,20 +360,22 @@ def check_errors(library: Library, backend: str) -> None:
 
 
 def check_independence(library: Library, backend: str) -> None:
-    """A far larger channel or row puts no error into another: each has the error of its own."""
+    """A far larger channel, row or row of a kernel puts no error into another: each has the error of its own."""
     rng = np.random.default_rng(9)
     n = N_LONG
     w, x = normal(rng, 2, 1, n, dtype="float32"), normal(rng, 2, n, 6, dtype="float32")
     x[:, :, 1] *= 1e6
     x[1] *= 1e12
     x = x.astype(np.float32).astype(float)
-    for adjoint in (False, True):
-        y = library.to_numpy(
-            _matmul(library, backend, adjoint)(library.asarray(w, "float32"), library.asarray(x, "float32"))
-        )
-        check_close(
-            y, dense_product(w, x, adjoint=adjoint), error_bound(w, x, "float32"), "independence of channels and rows"
-        )
+    kernels, sparse = normal(rng, 2, 3, n, dtype="float32"), x.copy()
+    kernels[:, 0], kernels[:, 1:] = kernels[:, 0] * 2.0**-100, kernels[:, 1:] * 2.0**45
+    sparse[..., 1::3] = sparse[..., 2::3] = 0  # so that the faint row is heard alone
+    for filters, signals in ((w, x), (kernels, sparse)):
+        arrays = library.asarray(filters, "float32"), library.asarray(signals, "float32")
+        for adjoint in (False, True):
+            y = library.to_numpy(_matmul(library, backend, adjoint)(*arrays))
+            expected, bound = dense_product(filters, signals, adjoint=adjoint), error_bound(filters, signals, "float32")
+            check_close(y, expected, bound + n * SMALLEST, "independence of channels and rows")
 
 
 def check_dtypes(library: Library, backend: str) -> None:

@@ -106,7 +106,7 @@ def read(a: Tensor, part: Part, before: int = 0, after: int = 0, fill: float = 0
 
 @dataclass(frozen=True)
 class Scales:
-    """Powers of two by which two factors exceed 1: whole filters `(heads,)`, or channels `(rows, 1, heads, channels)`.
+    """Powers of two by which two factors exceed 1: lags `(heads, kernel)`, or channels `(rows, 1, heads, channels)`.
 
     `first` and `second` are those exponents, or the peaks themselves where all are safe: nothing is scaled then, which
     does not change a bit of the results. Where values are not looked at, nothing is known to be finite or safe.
@@ -121,8 +121,8 @@ class Scales:
     @staticmethod
     def of_product(w: Tensor, x: Tensor) -> Scales:
         """Return the scales of lags and signals."""
-        filters = _peaks(w.flatten(1), w.dtype).flatten()
-        return Scales._of(filters, _peaks(_by_head(x, w.shape[0]), w.dtype), w.dtype)
+        rows = _peaks(w.flatten(0, 1), w.dtype).reshape(w.shape[:2])
+        return Scales._of(rows, _peaks(_by_head(x, w.shape[0]), w.dtype), w.dtype)
 
     @staticmethod
     def of_correlation(x: Tensor, g: Tensor, dtype: torch.dtype, heads: int) -> Scales:
@@ -143,7 +143,7 @@ class Scales:
 
     def unit_filters(self, w: Tensor, heads: slice) -> Tensor:
         """Return the lags of some heads, of size about 1 where scaling is needed."""
-        return w[heads] if self.safe else by_power(w[heads], -self.first[heads, None, None])
+        return w[heads] if self.safe else by_power(w[heads], -self.first[heads, :, None])
 
     def unit_signals(
         self, x: Tensor, part: Part, before: int, after: int, kernel: int, adjoint: bool
@@ -153,11 +153,10 @@ class Scales:
         if self.safe:
             return block, None, None
         exponents = read(self.second, part, before, after, ZERO)
-        sizes = torch.stack([reads(exponents, i, kernel, adjoint) for i in range(kernel)], -1)
+        rows = self.first[part.heads, None].unbind(-1)  # of the kernel, each (heads, 1)
+        sizes = torch.stack([reads(exponents, i, kernel, adjoint) + row for i, row in enumerate(rows)], -1)
         largest = sizes.amax(-1)
-        shares = _power(sizes - largest[..., None], self.dtype)
-        outputs = largest + self.first[part.heads, None]
-        return by_power(block.to(self.dtype), -exponents), shares, outputs
+        return by_power(block.to(self.dtype), -exponents), _power(sizes - largest[..., None], self.dtype), largest
 
     def noise(self, w: Tensor, block: Tensor, shares: Tensor, adjoint: bool) -> Tensor:
         """Return how far rounding may take the outputs `(1, rows, heads, channels)` of scaled filters and signals."""
