@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ._exchange import Array
 
-__all__ = ["Backend", "Bridge", "Engine", "Operation", "Request", "Writer"]
+__all__ = ["Backend", "Bridge", "Engine", "Operation", "Request", "Streamer", "Tiles", "Writer"]
 
 Operation = Literal["matmul", "correlate"]
 
@@ -59,6 +59,36 @@ class Writer(Protocol):
 
     def matmul_into(self, out: Array, w: Array, x: Array, /, *, adjoint: bool, segment_ids: Array | None) -> None:
         """Write `T(w) x`, or `T(w)^H x`, into `out`, of its shape and dtype, in C order."""
+
+
+class Tiles(Protocol):
+    """What an engine prepares for the streams of one filter; spectra are made when they are first needed."""
+
+    leaf: int
+    """A power of two: inputs since the last multiple of it are summed directly, older ones are in tiles."""
+
+
+@runtime_checkable
+class Streamer(Protocol):
+    """What an engine can do besides: stream, token by token, in place.
+
+    A tape `(b, length, d)` holds at each entry the input of a time that has passed, or the pending output of one to
+    come: what the inputs in tiles contribute to it. A tile adds the last `k` inputs' contributions to the next `k`
+    outputs.
+    """
+
+    def stream_plan(self, w: Array, capacity: int, /, *, leaf: int | None = None) -> Tiles:
+        """Return what streams of up to `capacity` tokens need of `w`, `(h, m, k)`, with the engine's `leaf` or this."""
+
+    def stream_step(self, plan: Any, tape: Array, at: int, x: Array, y: Array, /) -> None:
+        """Write the output of `x` at entry `at` into `y`, both `(b, d)`, and bring the tape up to date.
+
+        With `u = at + 1` and `f = at % leaf`: `y = tape[at] + sum_{j <= f} w[j] x[at - j]`, where `x[at] = x`; then
+        `tape[at] = x`; if `leaf` divides `u`, with k the largest power of two that divides u, though no more than the
+        first one that is not below the number of lags: `tape[u:u+k]` gains what `tape[u-k:u]` contributes, as far as
+        the tape goes. All arrays are the engine's own, of one dtype, float32 and above, in C order; `x` may be
+        read-only. Entries that are not finite, of x or w, spoil what they do in a product.
+        """
 
 
 class Bridge(Protocol):
