@@ -9,7 +9,7 @@ from ._exchange import Array
 
 __all__ = ["Backend", "Bridge", "Engine", "Operation", "Request", "Streamer", "Tiles", "Writer"]
 
-Operation = Literal["matmul", "correlate"]
+Operation = Literal["matmul", "correlate", "stream"]
 
 
 @dataclass(frozen=True)

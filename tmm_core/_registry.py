@@ -22,11 +22,14 @@ from typing import Any
 from . import _dask, _exchange, _maths
 from ._arrays import result_dtype_name
 from ._exchange import Array
-from ._protocols import Backend, Bridge, Engine, Operation, Request
+from ._protocols import Backend, Bridge, Engine, Operation, Request, Streamer
 
 __all__ = [
     "available_backends",
+    "bridge_of",
     "choose_engine",
+    "choose_streamer",
+    "chosen_backend",
     "compute",
     "get_backend",
     "registered_backends",
@@ -198,7 +201,7 @@ def compute(
         tuple(arrays[-1].shape),
     )
     engine = choose_engine(backend, library, request)
-    bridge = _bridge_of(library)
+    bridge = bridge_of(library)
     if bridge is None:
         return run(engine, operation, *arrays, segment_ids=segment_ids, **options)
     return getattr(bridge, operation)(engine, *arrays, segment_ids=segment_ids, **options)
@@ -214,10 +217,24 @@ def run(engine: Engine, operation: Operation, /, *arrays: Array, segment_ids: Ar
     return _exchange.share_like(result, arrays[0])
 
 
+def chosen_backend(backend: str | None = None) -> str:
+    """Return the name that the argument, else the `with` block, else `TMM_BACKEND` says, `auto` for none."""
+    blocks = _blocks.get()
+    return backend if backend is not None else blocks[-1][1] if blocks else _environment_choice()
+
+
+def choose_streamer(name: str, library: str, request: Request) -> Engine | None:
+    """Return the engine that streams arrays of a library, None where the definition does."""
+    if name != "auto":
+        engine = choose_engine(name, library, request)
+        return engine if isinstance(engine, Streamer) else None
+    able = (engine for engine in _fastest_engines(library) if isinstance(engine, Streamer))
+    return next((engine for engine in able if engine.refusal(request) is None), None)
+
+
 def choose_engine(backend: str | None, library: str, request: Request) -> Engine:
     """Return the engine of the argument, else of the `with` block, else of `TMM_BACKEND`, else the fastest one."""
-    blocks = _blocks.get()
-    name = backend if backend is not None else blocks[-1][1] if blocks else _environment_choice()
+    name = chosen_backend(backend)
     if name != "auto":
         engine = get_backend(name).engine
         reason = engine.refusal(request)
@@ -268,7 +285,7 @@ def _environment_choice() -> str:
     return name
 
 
-def _bridge_of(library: str) -> Bridge | None:
+def bridge_of(library: str) -> Bridge | None:
     """Return the bridge for arrays of `library`, or None where the library needs none."""
     if library in _CORE_BRIDGES:
         return _CORE_BRIDGES[library]

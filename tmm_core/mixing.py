@@ -84,17 +84,7 @@ def mix_tokens(
     _check_bias(w, x, bias, packed=segment_ids is not None)
     if not _is_complex(xp, x) and any(_is_complex(xp, a) for a in (w, bias) if a is not None):
         raise TypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
-    if softplus and _is_complex(xp, w):
-        raise TypeError("softplus=True expects real lags, and w is complex: positive lags are real")
-    if mean and w.ndim == 3 and w.shape[1] > 1:
-        raise ValueError(
-            f"mean=True expects one row of lags a head, got w of shape {tuple(w.shape)}: "
-            "rows of a kernel have no common sum; pass w as (h, k), or mean=False"
-        )
-    if softplus or mean:
-        w = float32_at_least(xp, w)
-    if softplus:
-        w = _softplus(xp, w)
+    w = lags_of(xp, w, softplus=softplus, mean=mean)
     y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, exact=exact, backend=backend)
     if (mean or bias is not None) and 0 not in y.shape:
         heads, (n, d) = _heads(w), x.shape[-2:] if x.ndim > 1 else (*x.shape, 1)
@@ -107,6 +97,22 @@ def mix_tokens(
         y = xp.reshape(by_head, x.shape)
     # Only now: in float16 the sums that a mean divides by may be too large.
     return xp.astype(y, x.dtype, copy=False)
+
+
+def lags_of(xp: ModuleType, w: Array, *, softplus: bool, mean: bool) -> Array:
+    """Return the lags that a layer multiplies by, checked for what it does with them."""
+    if softplus and _is_complex(xp, w):
+        raise TypeError("softplus=True expects real lags, and w is complex: positive lags are real")
+    if mean and w.ndim == 3 and w.shape[1] > 1:
+        raise ValueError(
+            f"mean=True expects one row of lags a head, got w of shape {tuple(w.shape)}: "
+            "rows of a kernel have no common sum; pass w as (h, k), or mean=False"
+        )
+    if softplus or mean:
+        w = float32_at_least(xp, w)
+    if softplus:
+        w = _softplus(xp, w)
+    return w
 
 
 def _is_complex(xp: ModuleType, a: Array) -> bool:
