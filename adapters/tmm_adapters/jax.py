@@ -1,0 +1,415 @@
+"""The Toeplitz MLP Mixer language model in JAX: layer, block and model, of pure functions, and their training.
+
+Parameters are a flat dict from names to arrays, those of `tmm_core.lm`, which computes the same logits in array-API
+calls. The mathematics of token mixing is `tmm_core.mix_tokens`; everything else is `jax.nn`.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax  # type: ignore[import-untyped]
+from jax import Array, lax
+from jax.sharding import Mesh
+
+from tmm_core import TMMConfig, lm, mix_tokens
+from tmm_core._documents import refused_rows
+from tmm_core._exchange import share
+from tmm_core._registry import chosen_backend
+
+from .jax_batches import check_batch, check_params, documents_or_none, targets_of
+from .jax_sharding import by_heads, by_rows, lay
+
+__all__ = ["apply", "block", "from_params", "init", "loss", "mlp", "optimizer", "token_mixing", "train_step"]
+
+Params = Mapping[str, Array]
+Precision = Literal["float32", "bfloat16"]
+
+
+class How(NamedTuple):
+    """How a model is computed, which changes none of its mathematics."""
+
+    precision: Precision = "float32"
+    """`float32` is the arithmetic of the parameters, whatever their dtype; `bfloat16` that of linear maps, mixed."""
+    mesh: Mesh | None = None
+    """Devices that share the work, along the axes `data` (rows of a batch) and `model` (channels)."""
+    backend: str | None = None
+    """Who computes the Toeplitz products; see `tmm_core.use_backend`."""
+
+
+PLAIN = How()
+
+
+def token_mixing(p: Params, x: Array, config: TMMConfig, segment_ids: Array | None = None, how: How = PLAIN) -> Array:
+    """Project into heads, multiply each by its causal Toeplitz matrix, project back."""
+    c = config
+    if c.has_projections:
+        x = _linear(_part(p, "in_proj"), x, how)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
+    x = _mix(p["lags"], x, p.get("bias"), c, segment_ids, how)
+    if c.mix_layers == 2:
+        x = _mix(p["lags2"], jax.nn.silu(x), p.get("bias2"), c, segment_ids, how)
+    return _linear(_part(p, "out_proj"), x, how) if c.has_projections else x
+
+
+def mlp(p: Params, x: Array, config: TMMConfig, how: How = PLAIN) -> Array:
+    """Mix the channels of each token."""
+    x = _linear(_part(p, "up"), x, how)  # (b, n, d) -> (b, n, d_mlp)
+    x = jax.nn.silu(x) if config.activation == "silu" else jax.nn.gelu(x, approximate=True)
+    return _linear(_part(p, "down"), x, how)  # (b, n, d_mlp) -> (b, n, d)
+
+
+def block(p: Params, x: Array, config: TMMConfig, segment_ids: Array | None = None, how: How = PLAIN) -> Array:
+    """Return the residual stream after one block: channels and tokens, in the order of the configuration."""
+    if config.order == "mlp_first":
+        x = x + mlp(_part(p, "mlp"), _norm(_part(p, "mlp_norm"), x, config), config, how)
+    x = x + token_mixing(_part(p, "mix"), _norm(_part(p, "mix_norm"), x, config), config, segment_ids, how)
+    if config.order == "mix_first":
+        x = x + mlp(_part(p, "mlp"), _norm(_part(p, "mlp_norm"), x, config), config, how)
+    return x
+
+
+def init(config: TMMConfig, seed: int = 0) -> dict[str, Array]:
+    """Return the initial parameters, float32, those of `tmm_core.lm.init_params` on every framework.
+
+    Parameters
+    ----------
+    config : TMMConfig
+        The model.
+    seed : int
+        Of the only source of chance, a NumPy generator.
+
+    Examples
+    --------
+    >>> init(TMMConfig(), seed=1)["blocks.0.mix.lags"].shape
+    (4, 512)
+    """
+    return from_params(lm.init_params(config, np.random.default_rng(seed)), config)
+
+
+def from_params(params: Mapping[str, Any], config: TMMConfig) -> dict[str, Array]:
+    """Return copies of `params`, arrays of any library under the names of `tmm_core.lm`, in their dtype.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is no floating array, or is float64 while JAX makes float32 of that.
+    ValueError
+        If names or shapes are not those of `config`.
+    """
+    lm.check_params(params, config)
+    return {name: jnp.array(share(params[name], jnp), copy=True) for name in lm.parameter_shapes(config)}
+
+
+def apply(
+    params: Params,
+    input_ids: Any,
+    config: TMMConfig,
+    *,
+    attention_mask: Any = None,
+    segment_ids: Any = None,
+    precision: Precision = "float32",
+    mesh: Mesh | None = None,
+    backend: str | None = None,
+) -> Array:
+    """Return the logits of the next token at every position.
+
+    Parameters
+    ----------
+    params : mapping of names to arrays
+        As `tmm_core.lm.parameter_shapes` describes them.
+    input_ids : array of integers, (b, n), JAX's or NumPy's
+        Tokens.
+    config : TMMConfig
+        The model.
+    attention_mask : array, (b, n), optional
+        1 for tokens and 0 for padding, at either end of a row or at both; logits there are finite and mean nothing.
+    segment_ids : array of integers, (b, n), optional
+        Non-decreasing numbers of the documents packed into each row; nothing passes between documents.
+    precision : {"float32", "bfloat16"}
+        `bfloat16` computes linear maps, what is between them and the logits in bfloat16, from parameters, a residual
+        stream and norms that keep their own dtype, as Torch's autocast does; `float32` changes no dtype.
+    mesh : jax.sharding.Mesh, optional
+        Devices that share the work, where parameters and batch lie as `jax_sharding.shardings` says.
+    backend : str, optional
+        Who computes the Toeplitz products; see `tmm_core.use_backend`.
+
+    Returns
+    -------
+    array, (b, n, vocab_size)
+        In the dtype of the parameters, or bfloat16.
+
+    Raises
+    ------
+    TypeError
+        If parameters are not JAX's, or tokens no integers.
+    ValueError
+        If names or shapes of the parameters are not those of `config`, float64 is not enabled, the sequence is longer
+        than the position bias, the mesh does not divide the batch, a token is outside the vocabulary, or a mask has
+        holes. In traced code the last two make NaN.
+
+    Notes
+    -----
+    O(n log n) time and O(n) memory in the length of the sequence. A row's result does not depend on what it is batched
+    or packed with. Called outside `jax.jit` it computes operation by operation, which is slow.
+
+    Examples
+    --------
+    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+    >>> apply(init(config), jnp.asarray([[1, 4, 2]]), config).shape
+    (1, 3, 5)
+    """
+    how = How(precision, mesh, backend)
+    batch = {"input_ids": input_ids, "attention_mask": attention_mask, "segment_ids": segment_ids}
+    check_params(params, config)
+    batch = check_batch(batch, config, mesh)
+    documents = documents_or_none(**batch)  # (b, n)
+    x = by_rows(_embed(params["embed.weight"], batch["input_ids"]), mesh)  # (b, n) -> (b, n, d)
+    for i in range(config.n_layers):
+        x = block(_part(params, f"blocks.{i}"), x, config, documents, how)
+    if config.final_norm:
+        x = _norm(_part(params, "final_norm"), x, config)
+    unembed = params["embed.weight" if config.tie_embeddings else "unembed.weight"]
+    logits = _linear({"weight": unembed}, x, how)  # (b, n, d) -> (b, n, V)
+    refused = refused_rows(documents)
+    return logits if refused is None else jnp.where(refused[..., None], jnp.nan, logits)
+
+
+def loss(
+    params: Params,
+    input_ids: Any,
+    config: TMMConfig,
+    *,
+    labels: Any = None,
+    targets: Any = None,
+    attention_mask: Any = None,
+    segment_ids: Any = None,
+    precision: Precision = "float32",
+    mesh: Mesh | None = None,
+    backend: str | None = None,
+) -> Array:
+    """Return the mean cross-entropy (nats) of each token given those before it.
+
+    Parameters
+    ----------
+    params, input_ids, config, attention_mask, segment_ids, precision, mesh, backend
+        As in `apply`.
+    labels : array of integers, (b, n), optional
+        The tokens to foretell, `input_ids` unless given; position t foretells `labels[:, t + 1]`. Labels of -100 do not
+        count, and neither does a label that is padding or belongs to another document than position t.
+    targets : array of integers, (b, n), optional
+        In place of labels, what each position foretells, counted as it is; -100 does not count.
+
+    Returns
+    -------
+    array, ()
+        In float32, or float64 with parameters of float64; NaN if no label counts.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `apply`, for labels as for tokens; and if shapes differ, there is no position to foretell, or labels and
+        targets are both given.
+
+    Examples
+    --------
+    >>> config = TMMConfig(vocab_size=4, max_len=8, d_model=2, n_layers=0, n_heads=0, embed_std=0)
+    >>> round(float(loss(init(config), jnp.asarray([[1, 3, 2]]), config)), 4)  # knows nothing
+    1.3863
+    """
+    masks = {"attention_mask": attention_mask, "segment_ids": segment_ids}
+    batch = {"input_ids": input_ids, "labels": labels, "targets": targets, **masks}
+    targets = targets_of(**check_batch(batch, config, mesh))
+    logits = apply(params, input_ids, config, **masks, precision=precision, mesh=mesh, backend=backend)
+    return _cross_entropy(logits, targets) / jnp.sum(targets != lm.IGNORED)
+
+
+@functools.cache
+def optimizer(
+    config: TMMConfig,
+    *,
+    learning_rate: float,
+    weight_decay: float = 0.1,
+    beta1: float = 0.9,
+    beta2: float = 0.95,
+    clip: float = 1.0,
+) -> optax.GradientTransformation:
+    """Return AdamW as `torch.optim.AdamW` computes it, for the parameters that are trained; equal calls return one.
+
+    Parameters
+    ----------
+    config : TMMConfig
+        The model: its frozen parameters have no state, and only the weights of linear maps decay.
+    learning_rate : float
+        The peak; `train_step` is told the share of it that a step takes.
+    weight_decay, beta1, beta2, clip : float
+        As in `TrainingOptions`: `clip` is the largest norm of the gradient, and 0 does not clip.
+
+    Examples
+    --------
+    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+    >>> state = optimizer(config, learning_rate=0.01).init(init(config))
+    >>> optax.tree_utils.tree_get(state, "mu")["embed.weight"].shape
+    (5, 4)
+    """
+    frozen = lm.frozen_names(config)
+    inner = optax.chain(
+        _clipped(clip) if clip > 0 else optax.identity(),
+        optax.scale_by_adam(b1=beta1, b2=beta2, eps=1e-8),
+        optax.add_decayed_weights(weight_decay, mask=lambda params: {name: _decays(name) for name in params}),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+    def first_state(params: Any) -> Any:
+        return inner.init({name: p for name, p in params.items() if name not in frozen})
+
+    return optax.GradientTransformation(first_state, inner.update)
+
+
+def train_step(
+    params: Params,
+    opt_state: optax.OptState,
+    batch: Mapping[str, Any],
+    config: TMMConfig,
+    optimizer: optax.GradientTransformation,
+    *,
+    rate: Any = 1.0,
+    precision: Precision = "float32",
+    mesh: Mesh | None = None,
+    backend: str | None = None,
+) -> tuple[dict[str, Array], optax.OptState, Array]:
+    """Return the parameters and the optimiser's state after one step, and the loss before it.
+
+    Parameters
+    ----------
+    params, opt_state
+        Of the step before, or `init(config)` and `optimizer.init(params)`; donated: they hold nothing afterwards.
+    batch : mapping
+        `input_ids`, and `targets` or `labels`, `attention_mask` and `segment_ids` where there are any: the arguments of
+        `loss`. With three axes (a, b, n) the gradients of `a` batches are added up: one step of `a * b` rows.
+    config, precision, mesh, backend
+        As in `apply`.
+    optimizer : optax.GradientTransformation
+        What `optimizer` returns; a program is compiled for each.
+    rate : float or array, ()
+        The share of the peak learning rate that this step takes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `loss`.
+
+    Examples
+    --------
+    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+    >>> params, adamw = init(config), optimizer(config, learning_rate=0.01)
+    >>> batch = {"input_ids": np.asarray([[1, 4, 2]])}
+    >>> params, state, loss = train_step(params, adamw.init(params), batch, config, adamw)
+    >>> loss.shape
+    ()
+    """
+    how = How(precision, mesh, chosen_backend(backend))
+    check_params(params, config)
+    batch = check_batch(batch, config, mesh, axes=(2, 3))
+    stepped: tuple[dict[str, Array], optax.OptState, Array] = _train_step(
+        dict(params), opt_state, batch, rate, config=config, optimizer=optimizer, how=how
+    )
+    return stepped
+
+
+@functools.partial(jax.jit, static_argnames=("config", "optimizer", "how"), donate_argnums=(0, 1))
+def _train_step(
+    params: Any, opt_state: Any, batch: Any, rate: Any, *, config: TMMConfig, optimizer: Any, how: How
+) -> Any:
+    frozen = lm.frozen_names(config)
+    trained = {name: p for name, p in params.items() if name not in frozen}
+    targets = targets_of(**batch)
+    count = jnp.sum(targets != lm.IGNORED)
+
+    def share_of_loss(trained: Any, rows: Any) -> Array:
+        told = {name: rows[name] for name in ("attention_mask", "segment_ids") if name in rows}
+        logits = apply({**params, **trained}, rows["input_ids"], config, **told, **how._asdict())
+        return _cross_entropy(logits, rows["targets"]) / count
+
+    def add(total: Any, rows: Any) -> Any:
+        return jax.tree.map(jnp.add, total, jax.value_and_grad(share_of_loss)(trained, rows)), None
+
+    batch = {**batch, "targets": targets}
+    if targets.ndim == 2:
+        value, grads = jax.value_and_grad(share_of_loss)(trained, batch)
+    else:
+        nothing = jnp.zeros((), _at_least_float32(params["embed.weight"]).dtype), jax.tree.map(jnp.zeros_like, trained)
+        (value, grads), _ = lax.scan(add, nothing, batch)
+    updates, opt_state = optimizer.update(grads, opt_state, trained)
+    moved = {name: p + (rate * updates[name]).astype(p.dtype) for name, p in trained.items()}
+    return *lay(({**params, **moved}, opt_state), config, how.mesh), value
+
+
+def _clipped(most: float) -> optax.GradientTransformation:
+    """Return Torch's clipping by the norm, whose 1e-6 optax leaves out."""
+
+    def clip(updates: Any, _: Any) -> Any:
+        scale = jnp.minimum(1.0, most / (optax.tree_utils.tree_norm(updates) + 1e-6))
+        return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates)
+
+    return optax.stateless(clip)
+
+
+def _decays(name: str) -> bool:
+    """Return whether a parameter is the weight of a linear map: lags and the embedding of rare tokens do not decay."""
+    *_, layer, part = name.split(".")
+    return part == "weight" and layer != "embed" and not layer.endswith("norm")
+
+
+def _embed(table: Array, ids: Array) -> Array:
+    """Return the rows of tokens; NaN for what is outside the vocabulary, where negative numbers would count back."""
+    return jnp.take(table, jnp.where(ids < 0, table.shape[0], ids), axis=0, mode="fill", fill_value=jnp.nan)
+
+
+def _mix(lags: Array, x: Array, bias: Array | None, config: TMMConfig, ids: Array | None, how: How) -> Array:
+    """Return the mixed tokens; over a mesh each device mixes its own rows and heads."""
+    mix = functools.partial(mix_tokens, softplus=config.softplus, mean=config.mean, backend=how.backend)
+    y: Array = mix(lags, x, bias, segment_ids=ids) if how.mesh is None else by_heads(mix, lags, x, bias, ids, how.mesh)
+    return y
+
+
+def _linear(p: Params, x: Array, how: How) -> Array:
+    """Return `x weight^T + bias` with every bit of the inputs, as Torch does: JAX would use fewer on accelerators."""
+    dtype = jnp.bfloat16 if how.precision == "bfloat16" else x.dtype
+    y = jnp.matmul(x.astype(dtype), p["weight"].astype(dtype).T, precision=lax.Precision.HIGHEST)
+    return y + p["bias"].astype(dtype) if "bias" in p else y
+
+
+def _norm(p: Params, x: Array, config: TMMConfig) -> Array:
+    """Return the configured norm; RMSNorm's own eps is the machine epsilon."""
+    y = _at_least_float32(x)
+    if config.norm == "rms":
+        y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + jnp.finfo(x.dtype).eps) * p["weight"]
+    else:
+        y = y - jnp.mean(y, axis=-1, keepdims=True)
+        y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + 1e-5) * p["weight"] + p["bias"]
+    return y.astype(x.dtype)
+
+
+def _cross_entropy(logits: Array, targets: Array) -> Array:
+    """Return the summed cross-entropy (nats) of the targets that count."""
+    logits = _at_least_float32(logits)
+    counts = targets != lm.IGNORED
+    safe = jnp.where(counts & (targets >= 0), targets, 0)
+    chosen = jnp.take_along_axis(logits, safe[..., None], axis=-1, mode="fill", fill_value=jnp.nan)[..., 0]
+    nats = jax.nn.logsumexp(logits, axis=-1) - jnp.where(targets < 0, jnp.nan, chosen)
+    return jnp.sum(jnp.where(counts, nats, 0))
+
+
+def _at_least_float32(x: Array) -> Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _part(params: Params, prefix: str) -> dict[str, Array]:
+    """Return the parameters under a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix + "."): p for name, p in params.items() if name.startswith(prefix + ".")}

@@ -1,0 +1,128 @@
+"""Batches of the JAX model: tokens, documents and padding, what is foretold, and what is refused.
+
+What depends on values is refused where they are at hand, and makes NaN in traced code and on accelerators, where to
+look at them is to wait for them.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from tmm_core import TMMConfig, lm
+from tmm_core._documents import documents_of
+
+from .jax_sharding import check_mesh
+
+__all__ = ["check_batch", "check_params", "documents_or_none", "targets_of"]
+
+NAMES = ("input_ids", "labels", "targets", "attention_mask", "segment_ids")
+"""What a batch may hold."""
+
+
+def targets_of(
+    input_ids: Array,
+    labels: Array | None = None,
+    targets: Array | None = None,
+    attention_mask: Array | None = None,
+    segment_ids: Array | None = None,
+) -> Array:
+    """Return what each position foretells, (..., n), -100 for nothing; labels are shifted, not the logits."""
+    if targets is not None:
+        return targets
+    following = (input_ids if labels is None else labels)[..., 1:]
+    documents = documents_or_none(input_ids, attention_mask, segment_ids)
+    if documents is not None:
+        following = jnp.where(documents[..., 1:] == documents[..., :-1], following, lm.IGNORED)
+    return jnp.pad(following, [(0, 0)] * (following.ndim - 1) + [(0, 1)], constant_values=lm.IGNORED)
+
+
+def documents_or_none(
+    input_ids: Array, attention_mask: Array | None = None, segment_ids: Array | None = None
+) -> Array | None:
+    """Return the number of each token's document, or None where rows are whole."""
+    if attention_mask is None and segment_ids is None:
+        return None
+    documents: Array = documents_of(input_ids, attention_mask, segment_ids)
+    return documents
+
+
+def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
+    """Refuse parameters that are not JAX's, or not those of `config`."""
+    for name, p in params.items():
+        if not isinstance(p, Array):
+            kind = f"{type(p).__module__.split('.')[0]}.{type(p).__name__}"
+            raise TypeError(f"params must be JAX arrays, and {name} is a {kind}: convert them by from_params")
+        if p.dtype == jnp.float64 and jax.dtypes.canonicalize_dtype(float) != jnp.float64:
+            raise ValueError(
+                f"{name} is float64, of which JAX makes float32 unless told otherwise: "
+                "jax.config.update('jax_enable_x64', True), or convert the parameters"
+            )
+    lm.check_params(params, config)
+
+
+def check_batch(
+    batch: Mapping[str, Any], config: TMMConfig, mesh: Mesh | None = None, *, axes: Collection[int] = (2,)
+) -> dict[str, Array]:
+    """Return the arrays of a batch as JAX's integers, and refuse what the model would misread."""
+    given = {name: array for name, array in batch.items() if array is not None}
+    if "input_ids" not in given or not given.keys() <= set(NAMES):
+        raise ValueError(f"a batch holds input_ids, and may hold {', '.join(NAMES[1:])}; got {', '.join(given)}")
+    if "labels" in given and "targets" in given:
+        raise ValueError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
+    shape = given["input_ids"].shape
+    if len(shape) not in axes:
+        raise ValueError(f"input_ids must have the shape (batch, n), got {shape}")
+    for name, array in given.items():
+        _check_kind(name, array)
+        if array.shape != shape or (name == "labels" and shape[-1] < 2):
+            more = ", with two positions or more" if name == "labels" else ""
+            raise ValueError(f"{name} must have the shape of input_ids{more}: got {array.shape} and {shape}")
+    if mesh is not None:
+        check_mesh(mesh, shape[-2])
+    _check_values({name: np.asarray(array) for name, array in given.items() if _at_hand(array)}, config)
+    integer = jax.dtypes.canonicalize_dtype(int)
+    return {name: jnp.asarray(array).astype(integer) for name, array in given.items()}
+
+
+def _check_kind(name: str, array: Any) -> None:
+    if not isinstance(array, Array | np.ndarray):
+        kind = f"{type(array).__module__.split('.')[0]}.{type(array).__name__}"
+        raise TypeError(f"{name} must be an array of JAX or NumPy, got {kind}: convert it first")
+    if not jnp.issubdtype(array.dtype, jnp.integer) and (name != "attention_mask" or array.dtype != bool):
+        raise TypeError(f"{name} must be an array of integers, got {array.dtype}: tokens are whole numbers")
+
+
+def _check_values(known: Mapping[str, Any], config: TMMConfig) -> None:
+    for name, counted in (("input_ids", slice(None)), ("labels", slice(1, None)), ("targets", slice(None))):
+        if name in known:
+            ids = known[name][..., counted]
+            _check_vocabulary(name, ids if name == "input_ids" else ids[ids != lm.IGNORED], config.vocab_size)
+    masks = [known.get(name) for name in ("attention_mask", "segment_ids")]
+    shaped = next((mask for mask in masks if mask is not None), None)
+    if shaped is not None:
+        documents_of(shaped, *masks)  # refuses masks with holes, and ids that go back
+
+
+def _at_hand(array: Any) -> bool:
+    """Return whether to look at values costs no waiting."""
+    if isinstance(array, jax.core.Tracer):
+        return False
+    return isinstance(array, np.ndarray) or all(device.platform == "cpu" for device in array.devices())
+
+
+def _check_vocabulary(name: str, ids: Any, vocab_size: int) -> None:
+    least, most = (int(ids.min()), int(ids.max())) if ids.size > 0 else (0, 0)
+    if least < 0 or most >= vocab_size:
+        what = "token" if name == "input_ids" else "label"
+        raise ValueError(
+            f"{what} {least if least < 0 else most} is outside the vocabulary of {vocab_size} tokens: "
+            "were the text and the model made with the same tokenizer?"
+        )
