@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 
 from tmm_adapters.training.order import TrainingSamples
 from tmm_adapters.training.pace import Clock, Pace, evaluation_steps, learning_rate_factor
@@ -68,27 +67,38 @@ def test_the_last_step_is_always_evaluated(total: int, evaluations: int) -> None
 
 def test_a_pass_reads_the_text_once_and_the_next_reads_it_otherwise() -> None:
     tokens = np.arange(1000, dtype=np.uint16)
-    samples = TrainingSamples(tokens, 16, seed=3)
-    first = samples.__getitems__(range(samples.per_pass))["input_ids"]
-    assert first.shape == (61, 16)
-    assert len(set(first.flatten().tolist())) == 61 * 16, "no token twice in a pass"
-    assert (first.diff(dim=1) == 1).all(), "a sample is a stretch of text"
+    samples = TrainingSamples(tokens, 16, seed=3, end_of_text=500)
+    first = samples.__getitems__(range(samples.per_pass))
+    assert all(a.shape == (61, 16) and a.dtype == np.int64 for a in first.values())
+    ids = first["input_ids"]
+    assert len(set(ids.flatten().tolist())) == 61 * 16, "no token twice in a pass"
+    assert (np.diff(ids, axis=1) == 1).all(), "a sample is a stretch of text"
+    assert (first["targets"] == ids + 1).all()
+    holds = (ids == 500).any(axis=1)
+    assert (first["segment_ids"] == (ids >= 500) * holds[:, None]).all()
     second = samples.__getitems__(range(samples.per_pass, 2 * samples.per_pass))["input_ids"]
-    assert not torch.equal(first, second)
-    again = TrainingSamples(tokens, 16, seed=3)
-    assert torch.equal(again.__getitems__([100, 5])["input_ids"], samples.__getitems__([100, 5])["input_ids"])
-    assert not torch.equal(TrainingSamples(tokens, 16, seed=4).__getitems__([5])["input_ids"], first[5:6])
+    assert not np.array_equal(ids, second)
+    again = TrainingSamples(tokens, 16, seed=3, end_of_text=None)
+    assert "segment_ids" not in again[5]
+    for name, batch in again.__getitems__([100, 5]).items():
+        np.testing.assert_array_equal(batch, samples.__getitems__([100, 5])[name])
+    other = TrainingSamples(tokens, 16, seed=4, end_of_text=500)
+    assert not np.array_equal(other[5]["input_ids"], ids[5:6])
 
 
-@pytest.mark.parametrize("n_tokens", [16, 17, 31, 33])
+@pytest.mark.parametrize("n_tokens", [17, 18, 32, 33, 34])
 def test_texts_of_about_one_context_can_be_read(n_tokens: int) -> None:
-    samples = TrainingSamples(np.arange(n_tokens), 16, seed=0)
-    assert samples.__getitems__(range(40))["input_ids"].shape == (40, 16)
+    samples = TrainingSamples(np.arange(n_tokens), 16, seed=0, end_of_text=0)
+    batch = samples.__getitems__(range(40))
+    assert batch["input_ids"].shape == batch["targets"].shape == (40, 16)
+    assert set(batch["targets"].flatten().tolist()) <= set(range(1, n_tokens))
+    if n_tokens > 17:
+        assert batch["targets"].max() == n_tokens - 1, "the last token is read too, in some pass"
 
 
 def test_a_text_shorter_than_one_context_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"training text is too short: 15 tokens, and one context needs 16"):
-        TrainingSamples(np.arange(15), 16, seed=0)
+    with pytest.raises(ValueError, match=r"training text is too short: 16 tokens, and one context needs 17"):
+        TrainingSamples(np.arange(16), 16, seed=0, end_of_text=0)
 
 
 def test_a_timed_run_misses_none_of_its_evaluations() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tmm_adapters.text import END_BYTE, open_text, write_text
 from tmm_adapters.tokenizers import ByteTokenizer, SubwordTokenizer, check_fits, load_tokenizer, train_tokenizer
-from tmm_adapters.tokens import TokenWindows, bits_per_byte, open_tokens, write_tokens
+from tmm_adapters.tokens import TokenWindows, bits_per_byte, open_tokens, samples_at, write_tokens
 from tmm_core import TMMConfig
 from tmm_core.lm import IGNORED
 
@@ -261,13 +261,13 @@ def test_memory_is_bounded_whatever_the_size(tmp_path):
     tracemalloc.start()
     try:
         tokens = write_tokens(text.whole(), ByteTokenizer(), tmp_path / "tokens.npy")
-        windows = TokenWindows(tokens, 512)
+        windows = TokenWindows(tokens, 512, ByteTokenizer.end_of_text)
         window = windows[len(windows) - 1]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert len(tokens) == text.size + 1 > 25_000_000
-    assert window["labels"][-1] == ByteTokenizer.end_of_text
+    assert window["targets"][-1] == ByteTokenizer.end_of_text
     assert peak < 2 * len(tokens) / 3
 
 
@@ -294,45 +294,61 @@ def test_files_that_hold_no_tokens_are_refused(tmp_path):
 @settings(deadline=None)
 @given(n=st.integers(2, 80), context=st.integers(2, 20), data=st.data())
 def test_each_token_is_predicted_once_with_context(n, context, data):
-    context = min(context, n)
-    fresh = data.draw(st.none() | st.integers(1, context - 1))
+    context = min(context, n - 1)
+    fresh = data.draw(st.none() | st.integers(1, context))
     tokens = np.arange(n, dtype=np.uint16)
-    windows = TokenWindows(tokens, context, fresh=fresh)
+    windows = TokenWindows(tokens, context, None, fresh=fresh)
     predicted = []
     for window in windows:
-        ids, labels = window["input_ids"], window["labels"]
-        assert ids.dtype == labels.dtype == np.int64
-        assert ids.shape == labels.shape == (context,)
+        assert set(window) == {"input_ids", "targets"}
+        ids, targets = window["input_ids"], window["targets"]
+        assert ids.dtype == targets.dtype == np.int64
+        assert ids.shape == targets.shape == (context,)
         np.testing.assert_array_equal(np.diff(ids), 1)
-        kept = labels != IGNORED
-        np.testing.assert_array_equal(labels[kept], ids[kept])
-        assert not kept[0]
-        assert kept[1:].any()
+        kept = targets != IGNORED
+        np.testing.assert_array_equal(targets[kept], ids[kept] + 1)
+        assert kept.any()
         if fresh is not None and ids[0] > 0:
             assert kept.nonzero()[0][0] >= context - fresh
-        predicted += labels[kept].tolist()
+        predicted += targets[kept].tolist()
     assert predicted == list(range(1, n))
     assert windows.n_predicted == n - 1
     assert len(list(windows)) == len(windows)
-    np.testing.assert_array_equal(windows[-1]["input_ids"], tokens[-context:])
+    np.testing.assert_array_equal(windows[-1]["input_ids"], tokens[-context - 1 : -1])
     with pytest.raises(IndexError, match="of"):
         windows[len(windows)]
 
 
+def test_documents_begin_at_each_end_of_text():
+    """The last token of a document foretells the end-of-text that begins the next one."""
+    tokens = np.asarray([9, 1, 2, 9, 3, 9, 9, 4, 9], np.uint16)
+    sample = samples_at(tokens, [0, 2], 6, end_of_text=9)
+    assert sample["input_ids"].tolist() == [[9, 1, 2, 9, 3, 9], [2, 9, 3, 9, 9, 4]]
+    assert sample["targets"].tolist() == [[1, 2, 9, 3, 9, 9], [9, 3, 9, 9, 4, 9]]
+    assert sample["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 3], [0, 1, 1, 2, 3, 3]]
+    joined = samples_at(tokens, [0, 2], 6, end_of_text=None)
+    assert set(joined) == {"input_ids", "targets"}
+    window = TokenWindows(tokens, 6, 9, fresh=2)[1]
+    assert window["targets"].tolist() == [IGNORED] * 4 + [4, 9]
+    assert window["segment_ids"].tolist() == sample["segment_ids"][1].tolist()
+    assert window["input_ids"].tolist() == sample["input_ids"][1].tolist()
+
+
 def test_windows_cross_to_other_processes_by_name(text, tmp_path):
     tokens = write_tokens(text.whole(), ByteTokenizer(), tmp_path / "tokens.npy")
-    windows = TokenWindows(tokens, 64, fresh=32)
+    windows = TokenWindows(tokens, 64, ByteTokenizer.end_of_text, fresh=32)
     crossing = pickle.dumps(windows)
     assert len(crossing) < 1000
     again = pickle.loads(crossing)
     assert isinstance(again.tokens, np.memmap)
     assert len(again) == len(windows)
-    np.testing.assert_array_equal(again[3]["labels"], windows[3]["labels"])
+    for name, row in windows[3].items():
+        np.testing.assert_array_equal(again[3][name], row)
 
 
 def test_windows_of_a_part_of_a_file_cross_whole(text, tmp_path):
     tokens = write_tokens(text.whole(), ByteTokenizer(), tmp_path / "tokens.npy")
-    windows = TokenWindows(tokens[100:200], 16)
+    windows = TokenWindows(tokens[100:200], 16, None)
     again = pickle.loads(pickle.dumps(windows))
     assert len(again) == len(windows)
     np.testing.assert_array_equal(again[1]["input_ids"], windows[1]["input_ids"])
@@ -348,17 +364,17 @@ def test_writers_at_the_same_time_do_not_disturb_each_other(text, tmp_path):
 
 def test_windows_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match=r"it has 5 tokens.*needs 6; give more text, or a smaller context"):
-        TokenWindows(np.arange(5), 6)
-    with pytest.raises(ValueError, match="context must be at least 2"):
-        TokenWindows(np.arange(5), 1)
-    for fresh in (0, 4):
+        TokenWindows(np.arange(5), 5, None)
+    with pytest.raises(ValueError, match="context must be at least 1"):
+        TokenWindows(np.arange(5), 0, None)
+    for fresh in (0, 5):
         with pytest.raises(ValueError, match="fresh must be in"):
-            TokenWindows(np.arange(5), 4, fresh=fresh)
+            TokenWindows(np.arange(5), 4, None, fresh=fresh)
 
 
 def test_knowing_nothing_costs_eight_bits_a_byte_and_the_ends(text, tmp_path):
     part = text.split(1000, at_least=10)[1]
     tokens = write_tokens(part, ByteTokenizer(), tmp_path / "tokens.npy")
-    nats = TokenWindows(tokens, 100).n_predicted * np.log(256)
+    nats = TokenWindows(tokens, 100, ByteTokenizer.end_of_text).n_predicted * np.log(256)
     assert bits_per_byte(nats, part) == pytest.approx(8 * (1 + part.n_documents / part.n_bytes))
     assert open_text(text.path) == text

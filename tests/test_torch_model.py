@@ -195,15 +195,6 @@ def test_the_trainer_of_hugging_face_accumulates_exactly(tmp_path: Path):
         assert torch.allclose(parameter, before - 0.1 * before.grad, atol=1e-6), name
 
 
-def test_attention_masks_are_never_ignored():
-    model, ids = model_of(HEADS), ids_of(HEADS)
-    mask = torch.ones_like(ids)
-    assert torch.equal(model(ids, attention_mask=mask)["logits"], model(ids)["logits"])
-    mask[1, 0] = 0
-    with pytest.raises(ValueError, match="attention_mask has zeros"):
-        model(ids, attention_mask=mask)
-
-
 @pytest.mark.parametrize(("token", "named"), [(11, "11"), (-3, "-3")])
 def test_a_token_outside_the_vocabulary_is_refused(token: int, named: str):
     model, ids = model_of(HEADS), ids_of(HEADS)
@@ -287,15 +278,6 @@ def test_compiled_whole_it_computes_the_same(name: str, backend: str):
     out["loss"].backward()
     for a, b in zip(whole.parameters(), eager.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, rtol=1e-8, atol=1e-10)
-
-
-def test_compiled_code_makes_nan_of_a_mask_with_zeros():
-    model, ids = model_of(VARIANTS["no_blocks"]), ids_of(VARIANTS["no_blocks"])
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    mask = torch.ones_like(ids)
-    assert torch.allclose(compiled(ids, attention_mask=mask)["logits"], model(ids)["logits"])
-    mask[0, 3] = 0
-    assert compiled(ids, attention_mask=mask)["logits"].isnan().all()
 
 
 def test_functional_transforms_see_through_the_model():

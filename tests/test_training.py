@@ -21,17 +21,20 @@ import torch
 from tmm_adapters.cli import main
 from tmm_adapters.folder import read_tensors
 from tmm_adapters.text import open_text
+from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_adapters.tokens import bits_per_byte, evaluation_windows, open_tokens
 from tmm_adapters.torch import LanguageModel
-from tmm_adapters.training import checkpoints, state
-from tmm_adapters.training.arguments import in_first_process, settled
+from tmm_adapters.training import checkpoints, torch_place, torch_state
 from tmm_adapters.training.interruption import Interruption
 from tmm_adapters.training.measure import held_out_nats
+from tmm_adapters.training.moments import read_moments
 from tmm_adapters.training.options import TrainingOptions
 from tmm_adapters.training.order import TrainingSamples
 from tmm_adapters.training.pace import learning_rate_factor
 from tmm_adapters.training.runs import Run
-from tmm_adapters.training.trainer import LanguageModelTrainer
+from tmm_adapters.training.session import settled
+from tmm_adapters.training.torch_place import TorchPlace
+from tmm_adapters.training.torch_trainer import LanguageModelTrainer
 from tmm_core import TMMConfig
 
 # The Trainer's libraries warn as they please.
@@ -121,12 +124,13 @@ def test_every_held_out_byte_is_paid_for_once(finished: Path) -> None:
     tokens = open_tokens(run.data / "held_out.npy")
     nats, done = 0.0, 1
     while done < len(tokens):  # half a context further each time, and the last window ends where the text ends
-        stop = min(done + (config.max_len - 1 if done == 1 else config.max_len // 2), len(tokens))
-        ids = torch.from_numpy(tokens[stop - config.max_len : stop].astype(np.int64))
-        logits = model(ids[None])["logits"][0, done - 1 - stop : -1]
+        stop = min(done + (config.max_len if done == 1 else config.max_len // 2), len(tokens))
+        ids = torch.from_numpy(tokens[stop - config.max_len - 1 : stop].astype(np.int64))
+        documents = torch.cumsum(ids == ByteTokenizer.end_of_text, 0)[None]
+        logits = model(ids[None, :-1], segment_ids=documents[:, :-1])["logits"][0, done - stop :]
         nats += torch.nn.functional.cross_entropy(logits, ids[done - stop :], reduction="sum").item()
         done = stop
-    windows = evaluation_windows(tokens, config.max_len)
+    windows = evaluation_windows(tokens, config.max_len, ByteTokenizer.end_of_text)
     assert held_out_nats(model, windows, batch=3) == pytest.approx(nats, rel=1e-6)
     held_out = open_text(run.data / "text").split(400)[1]
     recorded = records(finished)[-1]["eval_bits_per_byte"]
@@ -172,14 +176,14 @@ def test_kill_9_loses_the_time_since_the_last_checkpoint_only(
     out = tmp_path / "killed"
     code = """if True:
         import os, signal, sys
-        from tmm_adapters.training.callbacks import Flow
+        from tmm_adapters.training.course import Course
         from tmm_adapters.cli import main
-        original = Flow.on_step_end
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 10:
+        original = Course.step_done
+        def step_done(self, step):
+            if step == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return original(self, args, state, control, **kwargs)
-        Flow.on_step_end = on_step_end
+            return original(self, step)
+        Course.step_done = step_done
         main(sys.argv[1:])
     """
     command = [sys.executable, "-c", code, *arguments(out)]
@@ -319,8 +323,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(
 def fail_second(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
     """Let the disk be full when the second checkpoint reaches `point`."""
     place = {
-        "model": ("tmm_adapters.training.trainer.write_model", None),
-        "optimizer": ("tmm_adapters.training.state.write_optimizer", None),
+        "model": ("tmm_adapters.training.torch_trainer.write_model", None),
+        "optimizer": ("tmm_adapters.training.torch_state.write_optimizer", None),
         "state": ("transformers.TrainerState.save_to_json", None),
         "complete": ("tmm_adapters.training.checkpoints.write_json", None),
         "rename": ("pathlib.Path.rename", "step-"),
@@ -360,10 +364,10 @@ def test_hostile_pickles_in_a_checkpoint_do_not_run(finished: Path, tmp_path: Pa
 
 def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     torch.manual_seed(5)
-    state.write_random(tmp_path)
+    torch_state.write_random(tmp_path)
     expected = torch.rand(3)
     torch.manual_seed(6)
-    state.read_random(tmp_path)
+    torch_state.read_random(tmp_path)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -375,9 +379,9 @@ def test_evaluations_and_samples_disturb_no_random_numbers(finished: Path) -> No
 
 
 def test_the_state_of_another_model_is_refused(finished: Path) -> None:
-    other = LanguageModel(TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16))
+    other = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16)
     with pytest.raises(ValueError, match=r"is of another model: .* does not fit"):
-        state.read_optimizer(finished / "checkpoints" / "step-00000012", other, torch.optim.AdamW(other.parameters()))
+        read_moments(finished / "checkpoints" / "step-00000012", other)
 
 
 # Minutes, schedule, order
@@ -410,11 +414,13 @@ def test_only_linear_maps_decay() -> None:
 
 def test_what_is_left_open_is_settled_and_what_is_given_stays() -> None:
     wide, narrow = TMMConfig(d_model=256), TMMConfig(d_model=128)
-    left_open = settled(TrainingOptions(device="cpu"), narrow)
+    left_open = settled(TrainingOptions(device="cpu"), narrow, torch_place)
     assert left_open.precision in ("float32", "bfloat16")
-    assert left_open.learning_rate == pytest.approx(2 * settled(TrainingOptions(device="cpu"), wide).learning_rate)
-    given = TrainingOptions(learning_rate=0.5, precision="float32", device="cpu")
-    assert settled(given, narrow) == given
+    assert left_open.framework == "torch"
+    wider = settled(TrainingOptions(device="cpu"), wide, torch_place)
+    assert left_open.learning_rate == pytest.approx(2 * wider.learning_rate)
+    given = TrainingOptions(framework="torch", learning_rate=0.5, precision="float32", device="cpu")
+    assert settled(given, narrow, torch_place) == given
 
 
 def test_divergence_ends_the_run(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -445,9 +451,9 @@ def test_an_error_in_the_first_process_is_told_once(rank: int, monkeypatch: pyte
 
     sent: list[list[object]] = []
     monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast)
-    arguments = SimpleNamespace(world_size=2, process_index=rank)
+    place = TorchPlace(SimpleNamespace(world_size=2, process_index=rank), "float32")
     with pytest.raises(ValueError if rank == 0 else SystemExit, match="the text is empty" if rank == 0 else "2"):
-        in_first_process(arguments, failing)
+        place.in_first_process(failing)
     assert sent == [[None, rank == 0]], "the others are told, not left to wait"
 
 

@@ -3,7 +3,7 @@
 A token file holds an end-of-text, then the tokens of each document followed by an end-of-text. Its first token is only
 ever context: every other one is predicted exactly once in a pass over the windows of `TokenWindows`, the first of all
 given an end-of-text. So a model is charged for exactly the bytes of its text and for the end of each document, as the
-yardsticks are.
+yardsticks are. A document begins at its end-of-text, which is all that a model knows of its first token then.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from mmap import mmap
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,7 +24,7 @@ from tmm_core.lm import IGNORED
 from .text import Part, description_path, written_aside
 from .tokenizers import Tokenizer
 
-__all__ = ["TokenWindows", "bits_per_byte", "evaluation_windows", "open_tokens", "write_tokens"]
+__all__ = ["TokenWindows", "bits_per_byte", "evaluation_windows", "open_tokens", "samples_at", "write_tokens"]
 
 _BATCH = 1 << 20  # characters tokenized at a time
 
@@ -93,32 +93,68 @@ def open_tokens(path: str | os.PathLike[str]) -> NDArray[Any]:
     return tokens
 
 
-def evaluation_windows(tokens: NDArray[Any], context: int) -> TokenWindows:
+def samples_at(
+    tokens: NDArray[Any], starts: Sequence[int], context: int, end_of_text: int | None
+) -> dict[str, NDArray[np.int64]]:
+    """Return what a model reads and foretells in the contexts that begin at `starts`, by its arguments' names.
+
+    Parameters
+    ----------
+    tokens : integer array, shape (n_tokens,)
+        A token file; a context and one token more must follow each start.
+    starts : sequence of int
+        Places of first tokens.
+    context : int
+        Tokens of a sample.
+    end_of_text : int or None
+        The id at which documents begin, each isolated from the others; None joins them.
+
+    Returns
+    -------
+    dict of int64 arrays, shape (len(starts), context)
+        `input_ids`; `targets`, the token that follows each; and unless documents are joined `segment_ids`, the number
+        of each token's document within its sample.
+
+    Examples
+    --------
+    >>> samples_at(np.asarray([0, 5, 6, 0, 7]), [0], 4, end_of_text=0)["segment_ids"]
+    array([[1, 1, 1, 2]])
+    """
+    rows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)
+    sample = {"input_ids": rows[:, :-1], "targets": rows[:, 1:]}
+    if end_of_text is not None:
+        sample["segment_ids"] = np.cumsum(sample["input_ids"] == end_of_text, axis=1)
+    return sample
+
+
+def evaluation_windows(tokens: NDArray[Any], context: int, end_of_text: int | None) -> TokenWindows:
     """Return windows that predict every token from at least half a context, or from all that stands before it.
 
-    The one way in which this project measures bits per byte, in training and afterwards.
+    With `end_of_text`, "all" is what stands before it in its document. The one way in which this project measures bits
+    per byte, in training and afterwards.
     """
-    context = min(context, len(tokens))
-    return TokenWindows(tokens, context, fresh=max(1, context // 2))
+    context = min(context, len(tokens) - 1)
+    return TokenWindows(tokens, context, end_of_text, fresh=max(1, context // 2))
 
 
 class TokenWindows:
     """Cut tokens into windows of one context such that every token but the first is predicted exactly once.
 
-    A window holds the tokens `[s, s + context)` as `input_ids` and again as `labels`; the model shifts them, so
-    position `t` of `input_ids` predicts `labels[t + 1]` and a window has `context - 1` predictions. Labels of tokens
-    that an earlier window has predicted are -100, as is the first of each window. The last window is moved back so that
-    it ends where the tokens end: all windows have one shape, and nothing is padded.
+    A window is a sample of `samples_at`, of one row: a model reads the tokens `[s, s + context)`, and each predicts the
+    one after it. Targets that an earlier window has predicted are -100. The last window is moved back so that it ends
+    where the tokens end: all windows have one shape, and nothing is padded.
 
     Parameters
     ----------
     tokens : integer array, shape (n_tokens,)
         A token file; it is only read where a window is asked for.
     context : int
-        Tokens of a window, at least 2.
+        Tokens that a window reads, at least 1.
+    end_of_text : int or None
+        The id at which documents begin, each isolated from the others; None joins them.
     fresh : int, optional
-        Tokens that a window predicts for the first time: `context - 1` unless given, the most there are. With fewer,
-        windows overlap, and each prediction has at least `context - fresh` tokens before it (but for the start of the
+        Tokens that a window predicts for the first time: `context` unless given, the most there are. With fewer,
+        windows overlap, and each prediction has more than `context - fresh` tokens before it (but for the start of the
         text) at `context / fresh` times the work.
 
     Raises
@@ -128,25 +164,28 @@ class TokenWindows:
 
     Examples
     --------
-    >>> windows = TokenWindows(np.arange(6), 3)
-    >>> [window["labels"].tolist() for window in windows]
-    [[-100, 1, 2], [-100, 3, 4], [-100, -100, 5]]
+    >>> windows = TokenWindows(np.arange(6), 3, end_of_text=0)
+    >>> [window["targets"].tolist() for window in windows]
+    [[1, 2, 3], [-100, 4, 5]]
     """
 
-    def __init__(self, tokens: NDArray[Any], context: int, *, fresh: int | None = None) -> None:
+    def __init__(
+        self, tokens: NDArray[Any], context: int, end_of_text: int | None, *, fresh: int | None = None
+    ) -> None:
         """Lay the windows over `tokens`."""
-        if context < 2:
-            raise ValueError(f"context must be at least 2, one token to predict the next from, and is {context}")
-        fresh = context - 1 if fresh is None else fresh
-        if not 1 <= fresh < context:
-            raise ValueError(f"fresh must be in [1, context - 1 = {context - 1}], and is {fresh}")
-        if len(tokens) < context:
+        if context < 1:
+            raise ValueError(f"context must be at least 1, a token to predict the next from, and is {context}")
+        fresh = context if fresh is None else fresh
+        if not 1 <= fresh <= context:
+            raise ValueError(f"fresh must be in [1, context = {context}], and is {fresh}")
+        if len(tokens) <= context:
             raise ValueError(
                 f"the text is too short: it has {len(tokens)} tokens, counting the end-of-text before it, and one "
-                f"context needs {context}; give more text, or a smaller context (max_len)"
+                f"context needs {context + 1}; give more text, or a smaller context (max_len)"
             )
         self.tokens = tokens
         self.context = context
+        self.end_of_text = end_of_text
         self.fresh = fresh
 
     @property
@@ -156,19 +195,22 @@ class TokenWindows:
 
     def __len__(self) -> int:
         """Return the number of windows."""
-        return 1 + -(-(len(self.tokens) - self.context) // self.fresh)
+        return 1 + -(-(self.n_predicted - self.context) // self.fresh)
 
     def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
-        """Return `input_ids` and `labels` of one window, int64 arrays of shape (context,)."""
+        """Return `input_ids`, `targets` and, unless documents are joined, `segment_ids` of one window, (context,)."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
         index %= len(self)
-        start = min(index * self.fresh, len(self.tokens) - self.context)
-        ids = self.tokens[start : start + self.context].astype(np.int64)
-        predicted_before = 1 if index == 0 else (index - 1) * self.fresh + self.context
-        labels = ids.copy()
-        labels[: predicted_before - start] = IGNORED
-        return {"input_ids": ids, "labels": labels}
+        start = min(index * self.fresh, self.n_predicted - self.context)
+        window = {
+            name: row[0] for name, row in samples_at(self.tokens, [start], self.context, self.end_of_text).items()
+        }
+        if index > 0:
+            predicted_before = (index - 1) * self.fresh + self.context
+            window["targets"] = window["targets"].copy()  # it shares memory with what the model reads
+            window["targets"][: predicted_before - start] = IGNORED
+        return window
 
     def __getstate__(self) -> dict[str, Any]:
         """Give another process the name of the token file, not a copy of it."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tmm_core import TMMConfig, lm, mix_tokens
 from tmm_core._arrays import values_known
+from tmm_core._documents import documents_of, refused_rows
 from tmm_core._exchange import share
 
 __all__ = ["MLP", "Block", "ContextFullError", "LanguageModel", "TokenMixing"]
@@ -44,13 +45,14 @@ class TokenMixing(nn.Module):
             self.lags2, self.bias2 = _filters(config)
         self.out_proj = nn.Linear(d, d, bias=config.out_proj_bias) if config.has_projections else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the mixed tokens, of the shape of `x`."""
+    def forward(self, x: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+        """Return the mixed tokens, of the shape of `x`; documents, numbered by `segment_ids`, (b, n), stay apart."""
         c = self.config
         x = self.in_proj(x)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
-        x = mix_tokens(self.lags, x, self.bias, softplus=c.softplus, mean=c.mean)
+        x = mix_tokens(self.lags, x, self.bias, softplus=c.softplus, mean=c.mean, segment_ids=segment_ids)
         if c.mix_layers == 2:
-            x = mix_tokens(self.lags2, F.silu(x), self.bias2, softplus=c.softplus, mean=c.mean)
+            x = F.silu(x)
+            x = mix_tokens(self.lags2, x, self.bias2, softplus=c.softplus, mean=c.mean, segment_ids=segment_ids)
         return cast(Tensor, self.out_proj(x))
 
 
@@ -82,11 +84,11 @@ class Block(nn.Module):
         self.mix_norm = _norm(config)
         self.mix = TokenMixing(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, segment_ids: Tensor | None = None) -> Tensor:
         """Return the residual stream after the block, of the shape of `x`."""
         if self.mlp_first:
             x = x + self.mlp(self.mlp_norm(x))
-        x = x + self.mix(self.mix_norm(x))
+        x = x + self.mix(self.mix_norm(x), segment_ids)
         if not self.mlp_first:
             x = x + self.mlp(self.mlp_norm(x))
         return x
@@ -160,6 +162,8 @@ class LanguageModel(nn.Module):
         labels: Tensor | None = None,
         attention_mask: Tensor | None = None,
         *,
+        segment_ids: Tensor | None = None,
+        targets: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> dict[str, Tensor]:
         """Return the logits of the next token at every position, and the loss.
@@ -169,60 +173,61 @@ class LanguageModel(nn.Module):
         input_ids : tensor of integers, (b, n)
             Tokens.
         labels : tensor of integers, (b, n), optional
-            Tokens to foretell, aligned with `input_ids` (position t foretells `labels[:, t + 1]`); -100 does not count.
+            Tokens to foretell, aligned with `input_ids` (position t foretells `labels[:, t + 1]`); those of -100 do not
+            count, nor does padding, nor a label of another document than t.
         attention_mask : tensor, (b, n), optional
-            All ones: masked tokens are refused, never ignored.
+            1 for a token and 0 for padding, before the tokens or after them; logits at padding mean nothing.
+        segment_ids : tensor of integers, (b, n), optional
+            Non-decreasing numbers of the documents packed into each row: none sees another, and positions are counted
+            within each.
+        targets : tensor of integers, (b, n), optional
+            In place of labels: what each position foretells, all of which count but those of -100.
         num_items_in_batch : int or tensor, optional
-            Divide the sum of the losses by this in place of the number of labels: the exact mean where gradients
-            of several batches are accumulated.
+            Divide the sum of the losses by this in place of the number of targets that count: the exact mean where
+            gradients of several batches are accumulated.
 
         Returns
         -------
         dict
-            `logits`, (b, n, vocab_size), and with labels `loss`, () in float32 or above, NaN if no label counts.
+            `logits`, (b, n, vocab_size), and with labels or targets `loss`, () in float32 or above, NaN if none counts.
 
         Raises
         ------
         TypeError
-            If tokens or labels are no tensors of integers.
+            If tokens, labels, targets or segment ids are no tensors of integers.
         ValueError
-            If a token or label is outside the vocabulary, the shapes differ, the sequence is longer than the position
-            bias, or the mask has zeros. In compiled code a mask with zeros makes the logits NaN.
+            If a token or label is outside the vocabulary; shapes differ; a document is longer than the position bias;
+            labels and targets are both given; the mask has a hole or a row without tokens, or segment ids go back (in
+            compiled code, and on other devices than the CPU, such rows become NaN).
+
+        Notes
+        -----
+        A row's logits do not depend on what it is batched or packed with. Other engines than Numba's take O(log n)
+        times as long to mix with a mask, so pass none where nothing is padded.
         """
         input_ids = _as_ids("input_ids", input_ids)
-        labels = None if labels is None else _as_ids("labels", labels)
-        self._check(input_ids, labels, attention_mask)
-        x = self.embed(input_ids)  # (b, n) -> (b, n, d)
-        for block in self.blocks:
-            x = block(x)
-        x = self.final_norm(x)
-        logits = F.linear(x, self.embed.weight) if self.unembed is None else self.unembed(x)  # (b, n, d) -> (b, n, V)
-        if attention_mask is not None and not values_known(attention_mask):
-            logits = torch.where(attention_mask.bool().all(), logits, torch.nan)
-        if labels is None:
-            return {"logits": logits}
-        return {"loss": _next_token_loss(logits, labels, num_items_in_batch), "logits": logits}
-
-    def _check(self, input_ids: Tensor, labels: Tensor | None, attention_mask: Tensor | None) -> None:
-        """Refuse what the model would misread; values only where looking at them costs no synchronisation."""
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids must have the shape (batch, n), got {tuple(input_ids.shape)}")
-        if labels is not None and (labels.shape != input_ids.shape or labels.shape[1] < 2):
-            raise ValueError(
-                f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
-                f"and {tuple(input_ids.shape)}"
-            )
-        if attention_mask is not None and values_known(attention_mask) and not bool(attention_mask.bool().all()):
-            raise ValueError(
-                "attention_mask has zeros, and masked tokens are not supported yet: "
-                "pack or cut the texts to one length, and pass no mask"
-            )
+        documents = None
+        if attention_mask is not None or segment_ids is not None:
+            documents = documents_of(input_ids, attention_mask, segment_ids)  # (b, n)
+        foretold = _targets(input_ids, labels, targets, documents)
         # On other devices the embedding and the loss check the ids by themselves, without waiting for them.
-        if input_ids.device.type == "cpu" and values_known(input_ids, labels):
+        if input_ids.device.type == "cpu" and values_known(input_ids, foretold):
             _check_vocabulary("token", input_ids, self.tmm_config.vocab_size)
-            if labels is not None:
-                counted = labels[:, 1:]
-                _check_vocabulary("label", counted[counted != lm.IGNORED], self.tmm_config.vocab_size)
+            if foretold is not None:
+                _check_vocabulary("label", foretold[foretold != lm.IGNORED], self.tmm_config.vocab_size)
+        x = self.embed(input_ids)  # (b, n) -> (b, n, d)
+        for block in self.blocks:
+            x = block(x, documents)
+        x = self.final_norm(x)
+        logits = F.linear(x, self.embed.weight) if self.unembed is None else self.unembed(x)  # (b, n, d) -> (b, n, V)
+        refused = refused_rows(documents)
+        if refused is not None:
+            logits = torch.where(refused[..., None], torch.nan, logits)
+        if foretold is None:
+            return {"logits": logits}
+        return {"loss": _cross_entropy(logits, foretold, num_items_in_batch), "logits": logits}
 
     @torch.no_grad()
     def generate(
@@ -298,9 +303,35 @@ def _norm(config: TMMConfig) -> nn.Module:
     return nn.RMSNorm(config.d_model) if config.norm == "rms" else nn.LayerNorm(config.d_model, eps=1e-5)
 
 
-def _next_token_loss(logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Return the mean cross-entropy; the labels are shifted, not the logits, which would be copied."""
-    targets = F.pad(labels[:, 1:], (0, 1), value=lm.IGNORED)  # (b, n)
+def _targets(
+    input_ids: Tensor, labels: Tensor | None, targets: Tensor | None, documents: Tensor | None
+) -> Tensor | None:
+    """Return what each position foretells, (b, n); labels are shifted, not the logits, which would be copied."""
+    if labels is not None and targets is not None:
+        raise ValueError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
+    if targets is not None:
+        targets = _as_ids("targets", targets)
+        if targets.shape != input_ids.shape:
+            raise ValueError(
+                f"targets must have the shape of input_ids: got {tuple(targets.shape)} and {tuple(input_ids.shape)}"
+            )
+        return targets
+    if labels is None:
+        return None
+    labels = _as_ids("labels", labels)
+    if labels.shape != input_ids.shape or labels.shape[1] < 2:
+        raise ValueError(
+            f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
+            f"and {tuple(input_ids.shape)}"
+        )
+    following = labels[:, 1:]
+    if documents is not None:
+        following = torch.where(documents[:, 1:] == documents[:, :-1], following, lm.IGNORED)
+    return F.pad(following, (0, 1), value=lm.IGNORED)  # (b, n)
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+    """Return the mean cross-entropy of the targets that count."""
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     reduction = "mean" if num_items_in_batch is None else "sum"
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=lm.IGNORED, reduction=reduction)

@@ -14,6 +14,7 @@ from .model_options import add_model_options
 
 if TYPE_CHECKING:
     from ..text import Part
+    from ..tokenizers import Tokenizer
 
 __all__ = ["add_parser"]
 
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = write_text(documents, Path(scratch, "text"))
         part = text.whole()
         tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
-        windows = evaluation_windows(tokens, model.tmm_config.max_len)
+        windows = evaluation_windows(tokens, model.tmm_config.max_len, _end_of_text(folder, tokenizer))
         nats = held_out_nats(model, windows, batch=arguments.batch)
         if not math.isfinite(nats):
             raise ValueError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")
@@ -61,6 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
     for name, cost in sorted(costs.items(), key=lambda item: item[1]):
         print(f"  {name:<12} {cost:.4f} bits per byte")
     return 0
+
+
+def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
+    """Return where documents begin, which the model of a run reads as it did in training: isolated, or joined."""
+    from ..training.runs import run_of
+
+    run = run_of(folder)
+    joined = run is not None and run.description["options"].get("join_documents", False)
+    return None if joined else tokenizer.end_of_text
 
 
 def _others(folder: Path, part: Part) -> dict[str, float]:

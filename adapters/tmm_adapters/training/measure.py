@@ -13,14 +13,11 @@ from tmm_core import TMMConfig
 from ..tokenizers import Tokenizer
 from ..tokens import TokenWindows
 from ..torch import ContextFullError, LanguageModel
+from .learner import StoppedError
 
 __all__ = ["StoppedError", "continuation", "held_out_nats", "prompt_ids"]
 
 Windows = TokenWindows | Sequence[dict[str, NDArray[np.int64]]]
-
-
-class StoppedError(Exception):
-    """Raised by `held_out_nats` when it is told to stop."""
 
 
 @torch.no_grad()
@@ -62,8 +59,8 @@ def held_out_nats(
             if stop():
                 raise StoppedError
             rows = [windows[index] for index in range(start, min(start + batch, len(windows)))]
-            ids, labels = (torch.stack([torch.from_numpy(row[key]) for row in rows]) for key in ("input_ids", "labels"))
-            nats += float(model(ids.to(device), labels.to(device), num_items_in_batch=1)["loss"])
+            batched = {name: torch.from_numpy(np.stack([row[name] for row in rows])).to(device) for name in rows[0]}
+            nats += float(model(**batched, num_items_in_batch=1)["loss"])
     finally:
         model.train(training)
     return nats

@@ -22,6 +22,8 @@ class TrainingOptions:
     """Time to train for, evaluations and samples included; turned into a number of steps after 20 timed ones."""
     batch: int = 4
     """Sequences in a batch, on each device."""
+    join_documents: bool = False
+    """Let documents that share a context see each other, as the authors do; else each is read as if alone."""
     accumulate: int = 1
     """Batches whose gradients are added up before a step."""
     learning_rate: float | None = None
@@ -41,12 +43,15 @@ class TrainingOptions:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the model; bfloat16 is mixed precision, with weights in float32; auto is bfloat16 where the device
     is fast at it."""
+    framework: Literal["auto", "torch", "jax"] = "auto"
+    """What trains: PyTorch with Hugging Face's Trainer, or JAX; auto is PyTorch where it is installed. The runs are the
+    same, and either goes on with the other's."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; auto is an accelerator where there is one."""
     backend: str | None = None
     """Engine of the Toeplitz products (see `tmm backends`); unless given, TMM_BACKEND's, else the fastest."""
     compile: bool = False
-    """Compile the model with torch.compile."""
+    """Compile the model with torch.compile; JAX always compiles."""
     evaluations: int = 10
     """How often the held-out text is evaluated, evenly over the run; at least once, at the end."""
     log_every: int = 10

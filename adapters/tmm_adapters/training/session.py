@@ -10,29 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PrinterCallback, TrainingArguments
-
 from tmm_core import TMMConfig, use_backend
 
 from ..tokens import TokenWindows, evaluation_windows
-from ..torch import LanguageModel
 from ..yardsticks import yardsticks
-from .arguments import UNKNOWN_STEPS, in_first_process, part, settled, training_arguments
-from .callbacks import BITS, Flow, Narration, Records
 from .checkpoints import newest_intact, step_of
+from .course import Course
 from .data import Data, fitting, open_data, prepare_data
 from .display import Display, make_display
+from .frameworks import choose, load
 from .interruption import Interruption
-from .machine import engine_name
+from .learner import Framework, Place, Work
 from .measure import prompt_ids
+from .narration import BITS, Narration
 from .options import TrainingOptions
 from .order import TrainingSamples
 from .report import finish, header, resume_command
 from .runs import DESCRIPTION, Run
 from .source import Source
-from .trainer import LanguageModelTrainer
 
-__all__ = ["Plan", "begin", "resume"]
+__all__ = ["Plan", "begin", "resume", "settled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +48,14 @@ class Plan:
 
 def begin(plan: Plan) -> int:
     """Make a new run and train it; return the exit code: 0, or 130 and 143 where a signal ended it."""
-    plan = dataclasses.replace(plan, options=settled(plan.options, plan.config))
-    arguments = training_arguments(plan.options)
-    display = make_display(silent=arguments.process_index != 0)
+    framework = load(choose(plan.options.framework))
+    plan = dataclasses.replace(plan, options=settled(plan.options, plan.config, framework))
+    place = framework.place(plan.options)
+    display = make_display(silent=not place.first)
     with _backend(plan.options):
-        engine_name(arguments.device, plan.options.precision)  # refuses a bad choice before anything is written
-        folder = in_first_process(arguments, lambda: _create(plan, display).folder)
-        return _train(Run.open(folder), arguments, plan.options, display, checkpoint=None)
+        place.engine_name()  # refuses a bad choice before anything is written
+        folder = place.in_first_process(lambda: _create(plan, display).folder)
+        return _train(Run.open(folder), place, plan.options, display, checkpoint=None)
 
 
 def resume(run: Run, **changes: Any) -> int:
@@ -68,18 +66,20 @@ def resume(run: Run, **changes: Any) -> int:
     run : Run
         As `Run.open` or `newest_run` give it.
     **changes
-        Options that say where to compute, not what: `device`, `backend`, `compile`, `report_to`.
+        Options that say how to compute, not what: `framework`, `device`, `backend`, `compile`, `report_to`.
 
     Raises
     ------
+    LookupError
+        If the framework that the run was trained by is not installed, and no other is asked for.
     ValueError
         If the run is finished.
     """
     if run.description["finished"]:
         raise ValueError(f"the run {run.folder} is finished, nothing is left to resume: its model is {run.model}")
     options = dataclasses.replace(_described(run)[2], **changes)
-    arguments = training_arguments(options)
-    display = make_display(silent=arguments.process_index != 0)
+    place = load(choose(options.framework)).place(options)
+    display = make_display(silent=not place.first)
     with _backend(options):
         checkpoint, skipped = newest_intact(run.checkpoints)
         for reason in skipped:
@@ -87,7 +87,22 @@ def resume(run: Run, **changes: Any) -> int:
         display.note(
             f"resuming from {checkpoint}" if checkpoint else "no intact checkpoint: beginning at the first step"
         )
-        return _train(run, arguments, options, display, checkpoint=checkpoint)
+        return _train(run, place, options, display, checkpoint=checkpoint)
+
+
+def settled(options: TrainingOptions, config: TMMConfig, framework: Framework) -> TrainingOptions:
+    """Return `options` with what was left open decided for a model, and for this machine.
+
+    Adam's steps do not shrink with the gradients, so a learning rate goes with 1 / width: 0.006 was the best measured
+    at 128 channels (0.003 and 0.012 were worse), 0.003 served at 256.
+    """
+    rate = options.learning_rate or 0.768 / config.d_model
+    precision = options.precision
+    if precision == "auto":
+        precision = "bfloat16" if framework.fast_at_bfloat16(options.device) else "float32"
+    return dataclasses.replace(
+        options, framework=choose(options.framework), learning_rate=rate, precision=precision
+    )
 
 
 def _described(run: Run) -> tuple[TMMConfig, Source, TrainingOptions]:
@@ -135,65 +150,51 @@ def _create(plan: Plan, display: Display) -> Run:
 
 def _windows(data: Data, config: TMMConfig, options: TrainingOptions) -> tuple[TrainingSamples, TokenWindows]:
     """Return what to train and to evaluate on; refuse a text that is shorter than one context."""
-    samples = TrainingSamples(data.training_tokens, config.max_len, options.seed)
-    return samples, evaluation_windows(data.held_out_tokens, config.max_len)
+    end_of_text = None if options.join_documents else data.tokenizer.end_of_text
+    samples = TrainingSamples(data.training_tokens, config.max_len, options.seed, end_of_text=end_of_text)
+    return samples, evaluation_windows(data.held_out_tokens, config.max_len, end_of_text)
 
 
-def _train(
-    run: Run, arguments: TrainingArguments, options: TrainingOptions, display: Display, *, checkpoint: Path | None
-) -> int:
+def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *, checkpoint: Path | None) -> int:
     """Train from `checkpoint` on, and finish the run unless interrupted."""
     config, source, _ = _described(run)
-    arguments.output_dir = str(run.folder)
-    arguments.max_steps = run.description["steps"] or UNKNOWN_STEPS
     data = open_data(run, source)
     samples, held_out = _windows(data, config, options)
-    with Interruption(silent=arguments.process_index != 0) as interruption:
-        trainer = LanguageModelTrainer(
-            LanguageModel(config, seed=options.seed),
-            arguments,
-            options=options,
-            run=run,
-            samples=samples,
-            held_out=held_out,
-            held_out_part=data.held_out,
-            tokenizer=data.tokenizer,
-            stopped=lambda: interruption.requested,
-        )
-        trainer.remove_callback(PrinterCallback)
-        narration = Narration(trainer, display, run.description["yardsticks"])
-        for callback in (Flow(trainer, interruption), Records(run), narration):
-            trainer.add_callback(callback)
-        display.header(f"Toeplitz MLP Mixer, {run.description['preset']}", header(run, trainer, data))
-        if arguments.process_index == 0:
-            run.forget_after(0 if checkpoint is None else step_of(checkpoint))
+    work = Work(
+        run=run,
+        config=config,
+        options=options,
+        samples=samples,
+        held_out=held_out,
+        held_out_part=data.held_out,
+        tokenizer=data.tokenizer,
+    )
+    with Interruption(silent=not place.first) as interruption:
+        learner = place.learner(work)
+        narration = Narration(work, learner, display)
+        first = 0 if checkpoint is None else step_of(checkpoint)
+        course = Course(work, learner, place, narration, interruption, first_step=first)
+        display.header(f"Toeplitz MLP Mixer, {run.description['preset']}", header(work, data, place))
+        if place.first:
+            run.forget_after(first)
         try:
             try:
-                _steps(trainer, checkpoint)
+                if checkpoint is not None and first == course.total_steps:
+                    learner.load(checkpoint)  # only the end of the run was missed
+                else:
+                    learner.train(course, checkpoint)
             finally:
                 display.stop()
-            step = trainer.state.global_step
-            if not interruption.requested and not in_first_process(arguments, lambda: _evaluated(run, step)):
-                trainer.evaluate()  # a signal came in its turn
+            if not interruption.requested and not place.in_first_process(lambda: _evaluated(run, course.step)):
+                course.evaluate()  # a signal came in its turn
             if interruption.requested:
-                display.note(f"saved after step {step}; to go on: {resume_command(run)}")
-                part(arguments)
-                return interruption.exit_code
-            if arguments.process_index == 0:
-                finish(run, trainer, display, narration)
-            part(arguments)
+                display.note(f"saved after step {course.step}; to go on: {resume_command(run)}")
+            elif place.first:
+                finish(course, learner, narration, display)
+            place.part()
         except OSError as error:
             raise OSError(f"{error}; earlier checkpoints are intact: make room, then {resume_command(run)}") from error
-    return 0
-
-
-def _steps(trainer: LanguageModelTrainer, checkpoint: Path | None) -> None:
-    """Do the steps that are left; none are where only the end of the run was missed."""
-    if checkpoint is not None and step_of(checkpoint) == trainer.total_steps:
-        trainer._load_from_checkpoint(str(checkpoint))
-        trainer.state.global_step = step_of(checkpoint)
-    else:
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    return interruption.exit_code
 
 
 def _evaluated(run: Run, step: int) -> bool:
