@@ -111,9 +111,7 @@ class NumbaEngine:
         signals, used = _signals(x, segment_ids), min(lags, x.shape[-2])
         peaks = np.zeros(heads)
         for _, size, which in _methods(signals.length, None):
-            part, its_peaks = Correlation(arithmetic, x, g, signals[which], heads, kernel, used).compute(size)
-            c[..., : part.shape[-1]] += part
-            peaks += its_peaks
+            peaks += Correlation(arithmetic, x, g, signals[which], heads, kernel, used).add_to(c, size)
         with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
             c = c.astype(dtype)
         width = x.shape[-1] // heads

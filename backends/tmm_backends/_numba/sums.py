@@ -21,7 +21,7 @@ __all__ = ["Correlation"]
 
 Array = NDArray[Any]
 
-CHUNKS, CHUNK = 16, 64
+CHUNKS, FEWEST, CHUNK = 16, 4, 64
 """Correlations are added up in so many chunks or more, where there are as many jobs, and of so many jobs at most."""
 
 
@@ -29,6 +29,22 @@ def _cuts(count: int, parts: int) -> list[tuple[int, int]]:
     """Cut a range into so many parts, or as many as it has members."""
     parts = min(parts, count)
     return [(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
+
+
+def _scaled_sums(rows: Array, owners: list[int], count: int) -> tuple[Array, list[int]]:
+    """Return the sum of each owner's rows, scaled by a power of two, and the exponents of those powers.
+
+    So that what is transformed is near one, and may be added up as often as the transform is long. Rows are added in
+    their order, in float64: the same bits for any number of threads.
+    """
+    sums, exponents, of_whom = np.zeros((count, rows.shape[1]), rows.dtype), [0] * count, np.asarray(owners)
+    for owner in range(count):
+        total = np.zeros(rows.shape[1])
+        for number in np.flatnonzero(of_whom == owner):
+            total += rows[number]
+        exponents[owner] = int(np.frexp(np.max(np.abs(total), initial=0))[1])
+        sums[owner] = np.ldexp(total, -exponents[owner])
+    return sums, exponents
 
 
 @dataclass(frozen=True)
@@ -48,20 +64,16 @@ class Correlation:
         """What tells a kernel the dtypes of the arrays."""
         return STAND_INS[self.x.dtype.name], STAND_INS[self.g.dtype.name]
 
-    def compute(self, length: int) -> tuple[Array, Array]:
-        """Return the lags, `(h, m, k)`, by transforms of a length, and for each head what tells whether they are good.
+    def add_to(self, c: Array, length: int) -> Array:
+        """Add the lags to `c`, `(h, m, k)` in float64, by transforms of a length; return what tells which are good.
 
-        That is the sum over signals and channels of the products of their largest magnitudes, or NaN where one might
-        leave the range of transforms, or is not finite, and was left out.
+        That is, for each head, the sum over signals and channels of the products of their largest magnitudes, or NaN
+        where one might leave the range of transforms, or is not finite, and was left out.
         """
         partial, owners, peaks = self._over_groups(length) if self.kernel == 1 else self._over_heads(length)
         steps = plan(length, self.arithmetic.computed.__name__)
-        sums = np.zeros((self.heads * self.kernel, 2 * length))
-        for row, owner in zip(partial, owners, strict=True):  # in their order: the same for any number of threads
-            sums[owner] += row
-        # By powers of two, so that what is transformed is near one, and may be added up `length` times.
-        exponents = np.frexp(np.max(np.abs(sums), axis=1, initial=0))[1]
-        spectra = np.ldexp(sums, -exponents[:, None]).astype(self.arithmetic.computed)
+        spectra, exponents = _scaled_sums(partial, owners, self.heads * self.kernel)
+        del partial
         out = np.empty((min(self.lags, length), len(spectra)), self.arithmetic.computed)
 
         def worker() -> Callable[[int, int], None]:
@@ -83,8 +95,10 @@ class Correlation:
             return work
 
         share_out(-(-len(spectra) // self.arithmetic.lanes), worker, threads=threads_for(len(spectra) * length))
-        c = np.ldexp(out.T.astype(float) / length, exponents[:, None])
-        return c.reshape(self.heads, self.kernel, -1), peaks
+        for number, exponent in enumerate(exponents):
+            lags = c[number // self.kernel, number % self.kernel, : len(out)]
+            lags += np.ldexp(out[:, number].astype(float) / length, exponent)
+        return peaks
 
     def _chunks(self, owners: list[tuple[int, ...]]) -> tuple[Array, list[int]]:
         """Return the chunks as kernels read them, and the filter of each row that they write.
@@ -95,8 +109,10 @@ class Correlation:
         chunks: list[tuple[int, ...]] = []
         rows: list[int] = []
         runs = [list(run) for _, run in itertools.groupby(range(len(owners)), key=owners.__getitem__)]
-        needed, count = -(-CHUNKS // len(runs)), len(self.signals)
+        count = len(self.signals)
         for run in runs:
+            # A group of several filters has a row for each of them, so that a few chunks are memory enough.
+            needed = max(-(-FEWEST // len(runs)), -(-CHUNKS // (len(runs) * len(owners[run[0]]))))
             parts = min(count, max(needed, count * len(run) // CHUNK))
             for first, last in _cuts(count, parts):
                 for left, right in _cuts(len(run), -(-needed // parts)):
