@@ -24,7 +24,7 @@ from tmm_core._exchange import share
 from tmm_core._registry import chosen_backend
 
 from .jax_batches import check_batch, check_params, documents_or_none, targets_of
-from .jax_sharding import by_heads, by_rows, lay
+from .jax_sharding import beside, by_heads, by_rows, lay
 
 __all__ = ["apply", "block", "from_params", "init", "loss", "mlp", "optimizer", "token_mixing", "train_step"]
 
@@ -266,7 +266,7 @@ def optimizer(
     )
 
     def first_state(params: Any) -> Any:
-        return inner.init({name: p for name, p in params.items() if name not in frozen})
+        return beside(params, inner.init({name: p for name, p in params.items() if name not in frozen}))
 
     return optax.GradientTransformation(first_state, inner.update)
 

@@ -7,7 +7,7 @@ rows and heads, without a message.
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from tmm_core import TMMConfig, lm
 
-__all__ = ["by_heads", "by_rows", "check_mesh", "lay", "shardings"]
+__all__ = ["beside", "by_heads", "by_rows", "check_mesh", "lay", "shardings"]
 
 # The axis of each parameter that is divided: the outputs of maps into hidden channels and heads, the inputs of maps out
 # of them, the heads of filters, and the vocabulary.
@@ -125,3 +125,14 @@ def lay(tree: Any, config: TMMConfig, mesh: Mesh | None) -> Any:
         return laid
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def beside(params: Mapping[str, Array], state: Any) -> Any:
+    """Return an optimiser's first state with its numbers on the devices of the parameters.
+
+    Its arrays are there already. A program that has met a number without a place is compiled again for one with it.
+    """
+    place = next((p.sharding for p in params.values() if not isinstance(p, jax.core.Tracer)), None)
+    if isinstance(place, NamedSharding):
+        place = NamedSharding(place.mesh, P())
+    return jax.tree.map(lambda a: jax.device_put(a, place) if a.ndim == 0 and place is not None else a, state)
