@@ -15,6 +15,7 @@ from ._registry import available_backends, get_backend, use_backend
 from .config import TMMConfig
 from .index import OperatorIndex, fredholm_index, toeplitz_symbol
 from .mixing import mix_tokens
+from .streaming import stream_copy, stream_init, stream_plan, stream_prefill, stream_reorder, stream_step
 from .toeplitz import (
     causal_toeplitz,
     causal_toeplitz_correlate,
@@ -37,6 +38,12 @@ __all__ = [
     "get_backend",
     "lm",
     "mix_tokens",
+    "stream_copy",
+    "stream_init",
+    "stream_plan",
+    "stream_prefill",
+    "stream_reorder",
+    "stream_step",
     "toeplitz_matmul",
     "toeplitz_symbol",
     "use_backend",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ._exchange import Array
 
-__all__ = ["Backend", "Bridge", "Engine", "Operation", "Request", "Streamer", "Tiles", "Writer"]
+__all__ = ["Backend", "Bridge", "Engine", "Operation", "Queued", "Request", "StreamBridge", "Streamer", "Tiles", "Writer"]
 
 Operation = Literal["matmul", "correlate", "stream"]
 
@@ -91,6 +92,14 @@ class Streamer(Protocol):
         """
 
 
+@runtime_checkable
+class Queued(Protocol):
+    """What an engine has that queues its work on a device."""
+
+    def beside(self, array: Array, /) -> AbstractContextManager[Any]:
+        """Return a block whose work is queued on the device of `array`, of any library, in its library's order."""
+
+
 class Bridge(Protocol):
     """What the arrays of one library need around any engine; the operations are the engine's, with the engine first."""
 
@@ -113,6 +122,14 @@ class Bridge(Protocol):
         segment_ids: Array | None,
     ) -> Array:
         """Return the correlation as a differentiable, traceable operation of the arrays' library."""
+
+
+@runtime_checkable
+class StreamBridge(Protocol):
+    """What a bridge can do besides: go on with streams in its library's own way, compiled for example."""
+
+    def stream_steps(self, engine: Any | None, parts: Any, /) -> Any:
+        """Return `_streams.Steps` for `_streams.Parts`, by the engine, a `Streamer`, or for None by the definition."""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def mix_tokens(
     xp, (w, x, bias, segment_ids) = together(w=w, x=x, bias=bias, segment_ids=segment_ids)
     result_dtype_name(*(a for a in (w, x, bias) if a is not None))
     _check_bias(w, x, bias, packed=segment_ids is not None)
-    if not _is_complex(xp, x) and any(_is_complex(xp, a) for a in (w, bias) if a is not None):
+    if not is_complex(xp, x) and any(is_complex(xp, a) for a in (w, bias) if a is not None):
         raise TypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
     w = lags_of(xp, w, softplus=softplus, mean=mean)
     y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, exact=exact, backend=backend)
@@ -91,7 +91,7 @@ def mix_tokens(
         positions = None if segment_ids is None else _positions(xp, x if x.ndim > 1 else x[:, None], segment_ids)
         by_head = xp.reshape(y, (*x.shape[:-2], n, heads, d // heads))  # (..., n, h, d/h)
         if mean:
-            by_head = by_head / _at(xp, _running_sums(xp, w, heads, n), positions, n)
+            by_head = by_head / _at(xp, running_sums(xp, w, heads, n), positions, n)
         if bias is not None:
             by_head = by_head + _at(xp, *_within(xp, xp.reshape(bias, (heads, bias.shape[-1])), positions, n), n)
         y = xp.reshape(by_head, x.shape)
@@ -101,7 +101,7 @@ def mix_tokens(
 
 def lags_of(xp: ModuleType, w: Array, *, softplus: bool, mean: bool) -> Array:
     """Return the lags that a layer multiplies by, checked for what it does with them."""
-    if softplus and _is_complex(xp, w):
+    if softplus and is_complex(xp, w):
         raise TypeError("softplus=True expects real lags, and w is complex: positive lags are real")
     if mean and w.ndim == 3 and w.shape[1] > 1:
         raise ValueError(
@@ -115,7 +115,7 @@ def lags_of(xp: ModuleType, w: Array, *, softplus: bool, mean: bool) -> Array:
     return w
 
 
-def _is_complex(xp: ModuleType, a: Array) -> bool:
+def is_complex(xp: ModuleType, a: Array) -> bool:
     return bool(xp.isdtype(a.dtype, "complex floating"))
 
 
@@ -127,14 +127,19 @@ def _check_bias(w: Array, x: Array, bias: Array | None, *, packed: bool) -> None
     """Refuse a bias that lacks a head or a position; the product checks its own arguments."""
     if bias is None or not 1 <= w.ndim <= 3 or x.ndim == 0:
         return
+    check_bias_heads(w, bias)
+    n = x.shape[0 if x.ndim == 1 else -2]
+    if bias.shape[-1] < n and not packed:
+        raise ValueError(_too_long("sequence", n, bias.shape[-1]))
+
+
+def check_bias_heads(w: Array, bias: Array) -> None:
+    """Refuse a bias that has not one row for each head."""
     expected = (_heads(w),) if w.ndim > 1 else ()
     if tuple(bias.shape[:-1]) != expected or bias.ndim == 0:
         raise ValueError(
             f"bias must have the shape {(*expected, 'L')}, a row for each head of w, and has {tuple(bias.shape)}"
         )
-    n = x.shape[0 if x.ndim == 1 else -2]
-    if bias.shape[-1] < n and not packed:
-        raise ValueError(_too_long("sequence", n, bias.shape[-1]))
 
 
 def _too_long(what: str, n: int, limit: int) -> str:
@@ -154,7 +159,7 @@ def _softplus(xp: ModuleType, a: Array) -> Array:
     return xp.logaddexp(a, xp.zeros_like(a))
 
 
-def _running_sums(xp: ModuleType, w: Array, heads: int, n: int) -> Array:
+def running_sums(xp: ModuleType, w: Array, heads: int, n: int) -> Array:
     """Return `sum_{j <= t} w[head, j]`, of shape (h, n); lags that a short filter lacks are zeros."""
     rows = xp.reshape(w, (heads, w.shape[-1]))[:, : min(n, w.shape[-1])]
     missing = n - rows.shape[1]
