@@ -233,7 +233,7 @@ def folder_written_aside(folder: Path) -> Iterator[Path]:
     try:
         aside.mkdir()
         yield aside
-        for path in (*aside.iterdir(), aside):
+        for path in (*aside.rglob("*"), aside):
             sync(path)
         if folder.is_dir():
             folder.rmdir()  # an empty one; not every system renames onto it

@@ -11,6 +11,7 @@ from typing import Any
 from tmm_core.config import PRESETS, TMMConfig
 
 from ..folder import require_empty
+from ..training.frameworks import choose
 from ..training.options import TrainingOptions
 from ..training.source import Source
 from .fields import add_fields, as_text, given_fields
@@ -18,7 +19,7 @@ from .fields import add_fields, as_text, given_fields
 __all__ = ["add_parser"]
 
 # A resumed run may compute elsewhere, and tell others; everything else was settled when it began.
-_OF_A_SITTING = ("device", "backend", "compile", "report_to")
+_OF_A_SITTING = ("framework", "device", "backend", "compile", "report_to")
 _NO_OPTIONS = ("run", "debug", "resume")
 
 
@@ -28,7 +29,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "train",
         help="train a language model, or take a run up again",
         description="Train a Toeplitz MLP Mixer. Without options: three minutes, on the documentation of Python.",
-        epilog="On several devices: torchrun --nproc-per-node N --no-python tmm train ...",
+        epilog="On several devices: JAX takes those it finds, PyTorch those of torchrun --nproc-per-node N --no-python "
+        "tmm train ...",
         usage="tmm train [options]\n       tmm train --resume [DIR]",
         argument_default=argparse.SUPPRESS,
     )
@@ -66,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
         old = newest_run() if arguments.resume is None else Run.open(arguments.resume)
         if old.description["finished"]:
             raise ValueError(f"the run {old.folder} is finished, nothing is left to resume: its model is {old.model}")
-        _say_starting()
+        _say_starting(given.get("framework") or old.description["options"].get("framework", "auto"))
         from ..training import session
 
         return session.resume(old, **given)
     plan = _plan(arguments)
-    _say_starting()
+    _say_starting(plan["options"].framework)
     from ..training import session
 
     return session.begin(session.Plan(**plan))
@@ -103,7 +105,9 @@ def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _say_starting() -> None:
-    """Say that something happens: importing the Trainer takes seconds."""
+def _say_starting(framework: str) -> None:
+    """Say that something happens, unless it cannot: importing the Trainer takes seconds."""
+    libraries = {"torch": "PyTorch and the Trainer", "jax": "JAX"}
+    name = choose(framework)
     if os.environ.get("RANK", "0") == "0":
-        print("starting: loading PyTorch and the Trainer", flush=True)
+        print(f"starting: loading {libraries[name]}", flush=True)

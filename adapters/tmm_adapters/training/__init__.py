@@ -1,1 +1,1 @@
-"""Training runs: Hugging Face's Trainer with this project's model, data, defaults and callbacks."""
+"""Training runs: one course of a run, and a model, data and defaults, for Hugging Face's Trainer and for JAX."""

@@ -8,9 +8,11 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from ..folder import folder_written_aside, write_json
+from tmm_core import TMMConfig
 
-__all__ = ["checkpoints", "damage", "keep_newest", "newest_intact", "step_of", "write_checkpoint"]
+from ..folder import folder_written_aside, read_config, write_json
+
+__all__ = ["check_model", "checkpoints", "damage", "keep_newest", "newest_intact", "step_of", "write_checkpoint"]
 
 COMPLETE = "complete.json"
 _PREFIX = "step-"
@@ -48,7 +50,8 @@ def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], *, 
         shutil.rmtree(path)  # the run went on from an earlier step because of it
     with folder_written_aside(path) as aside:
         write(aside)
-        write_json(aside / COMPLETE, {file.name: _fingerprint(file) for file in sorted(aside.iterdir())})
+        files = sorted(path for path in aside.rglob("*") if path.is_file())
+        write_json(aside / COMPLETE, {file.relative_to(aside).as_posix(): _fingerprint(file) for file in files})
     keep_newest(folder, keep, step)
     return path
 
@@ -62,6 +65,23 @@ def checkpoints(folder: Path) -> list[Path]:
 def step_of(checkpoint: Path) -> int:
     """Return the optimiser steps done when `checkpoint` was written."""
     return int(checkpoint.name.removeprefix(_PREFIX))
+
+
+def check_model(checkpoint: Path, config: TMMConfig) -> None:
+    """Refuse a checkpoint of another model than `config`.
+
+    Raises
+    ------
+    ValueError
+        If a field differs.
+    """
+    ours, theirs = config.to_dict(), read_config(checkpoint).to_dict()
+    for name in ours:
+        if ours[name] != theirs[name]:
+            raise ValueError(
+                f"run.json describes another model than {checkpoint} holds: its {name} is {ours[name]!r}, "
+                f"there it is {theirs[name]!r}; restore run.json, or begin a new run"
+            )
 
 
 def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:

@@ -2,70 +2,73 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 
 from tmm_core import TMMConfig
-from tmm_core.lm import flops_per_token
+from tmm_core.lm import flops_per_token, parameter_shapes
 
-from ..folder import read_tensors, save_model
+from ..folder import save_model
 from ..tokenizers import Tokenizer
-from .callbacks import BITS, FINAL_SAMPLE_TOKENS, Narration, compared
+from .course import Course, tokens_per_step
 from .data import Data
 from .display import Display
-from .machine import device_name, engine_name, peak_memory
+from .learner import Learner, Place, Work
+from .machine import peak_memory
+from .narration import BITS, FINAL_SAMPLE_TOKENS, Narration, compared
 from .plots import plot_training
 from .runs import Run
 from .source import Source
-from .trainer import LanguageModelTrainer
 
 __all__ = ["finish", "header", "resume_command"]
 
 
-def header(run: Run, trainer: LanguageModelTrainer, data: Data) -> list[tuple[str, str]]:
+def header(work: Work, data: Data, place: Place) -> list[tuple[str, str]]:
     """Return what is about to be trained, on what, and by what."""
-    config, options = trainer.model.tmm_config, trainer.options
-    length = f"{trainer.total_steps:,} steps" if trainer.total_steps else f"{options.minutes:g} minutes"
-    batch = trainer.tokens_per_step // config.max_len
+    run, config, options = work.run, work.config, work.options
+    steps = run.description["steps"]
+    length = f"{steps:,} steps" if steps else f"{options.minutes:g} minutes"
+    batch = tokens_per_step(work, place) // config.max_len
     costs = ", ".join(f"{name} {cost:.3f}" for name, cost in run.description["yardsticks"].items())
     return [
         ("model", _shape(config)),
-        ("parameters", f"{sum(p.numel() for p in trainer.model.parameters()):,}"),
+        ("parameters", f"{sum(map(math.prod, parameter_shapes(config).values())):,}"),
         ("FLOPs per token", f"{flops_per_token(config):,}"),
-        ("device", f"{device_name(trainer.args)}, {options.precision}"),
-        ("backend", engine_name(trainer.args.device, options.precision)),
+        ("device", f"{place.device_name()}, {options.precision}"),
+        ("backend", place.engine_name()),
         ("text", Source.from_dict(run.description["source"]).name),
         ("", f"{data.text.n_bytes:,} bytes, {data.text.n_documents:,} documents, sha256 {data.text.sha256[:16]}"),
         ("held out", f"{data.held_out.n_bytes:,} bytes, which cost, in bits per byte:"),
         ("", costs),
-        ("tokens", _tokens(trainer.tokenizer, data)),
+        ("tokens", _tokens(work.tokenizer, data)),
         ("training", f"{length}, {batch} x {config.max_len} tokens a step, learning rate {options.learning_rate:g}"),
         ("run", str(run.folder)),
     ]
 
 
-def finish(run: Run, trainer: LanguageModelTrainer, display: Display, narration: Narration) -> None:
+def finish(course: Course, learner: Learner, narration: Narration, display: Display) -> None:
     """Leave the model, a longer sample and the picture in the run's folder, and say what it came to."""
-    yardsticks, config = run.description["yardsticks"], trainer.model.tmm_config
-    total = trainer.state.global_step
+    run, config = course.work.run, course.work.config
+    yardsticks = run.description["yardsticks"]
     curve = [(record["tokens"], record[BITS]) for record in run.records() if {"tokens", BITS} <= set(record)]
     bits = curve[-1][1]
     narration.sample("what it writes now:", FINAL_SAMPLE_TOKENS)
     plot_training(
         run.plot,
-        title=f"{run.description['preset']}, {total:,} steps",
+        title=f"{run.description['preset']}, {course.step:,} steps",
         curve=curve,
         yardsticks=yardsticks,
-        lags=read_tensors(run.lags / f"step-{total:08d}.safetensors") if config.n_layers else {},
+        lags=learner.parameters(".mix.lags"),
         config=config,
     )
     if not run.model.is_dir():
-        save_model(run.model, config, trainer.model.state_dict(), tokenizer=trainer.tokenizer)
+        save_model(run.model, config, learner.parameters(), tokenizer=course.work.tokenizer)
     run.describe(finished=True, bits_per_byte=bits)
     display.header(
         f"done: {compared(bits, yardsticks)}",
         [
             ("trained on", _trained(run, curve[-1][0])),
-            ("peak memory", peak_memory(trainer.args.device)),
+            ("peak memory", peak_memory() + course.place.device_memory()),
             ("curve, lags", str(run.plot)),
             ("metrics", str(run.metrics)),
             ("run", str(run.folder)),

@@ -100,9 +100,7 @@ def settled(options: TrainingOptions, config: TMMConfig, framework: Framework) -
     precision = options.precision
     if precision == "auto":
         precision = "bfloat16" if framework.fast_at_bfloat16(options.device) else "float32"
-    return dataclasses.replace(
-        options, framework=choose(options.framework), learning_rate=rate, precision=precision
-    )
+    return dataclasses.replace(options, framework=choose(options.framework), learning_rate=rate, precision=precision)
 
 
 def _described(run: Run) -> tuple[TMMConfig, Source, TrainingOptions]:
