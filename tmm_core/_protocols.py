@@ -8,7 +8,18 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from ._exchange import Array
 
-__all__ = ["Backend", "Bridge", "Engine", "Operation", "Queued", "Request", "StreamBridge", "Streamer", "Tiles", "Writer"]
+__all__ = [
+    "Backend",
+    "Bridge",
+    "Engine",
+    "Operation",
+    "Queued",
+    "Request",
+    "StreamBridge",
+    "Streamer",
+    "Tiles",
+    "Writer",
+]
 
 Operation = Literal["matmul", "correlate", "stream"]
 
@@ -129,7 +140,7 @@ class StreamBridge(Protocol):
     """What a bridge can do besides: go on with streams in its library's own way, compiled for example."""
 
     def stream_steps(self, engine: Any | None, parts: Any, /) -> Any:
-        """Return `_streams.Steps` for `_streams.Parts`, by the engine, a `Streamer`, or for None by the definition."""
+        """Return `_stream_steps.Steps` for its `Parts`: by the engine, a `Streamer`, or for None by the definition."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Streaming written out in array-API calls: the definition of what `streaming.py` offers, and its oracle.
 
-A *tape* `(b, length, d)` holds, at each entry, the input of a time that has passed or the pending output of a later one:
-the sum of what earlier inputs contribute to it. The two occupy complementary times, so one number a time is enough.
+A *tape* `(b, length, d)` holds, at each entry, the input of a time that has passed or the pending output of a later
+one: the sum of what earlier inputs contribute to it. The two occupy complementary times: one number a time is enough.
 
 An input contributes to the outputs of its own *leaf* of times directly, to later ones by *tiles*: when u tokens have
 come, u a multiple of the leaf, and k is the largest power of two that divides u, the last k inputs' contributions are

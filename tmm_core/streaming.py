@@ -9,7 +9,8 @@ from . import _registry
 from ._arrays import device_of, result_dtype_name, values_known
 from ._checks import check_count, check_filter, check_heads, together
 from ._exchange import Array, namespace_of
-from ._streams import StreamPlan, StreamState, detached, least_of, refuse_length
+from ._stream_steps import detached, least_of, refuse_length
+from ._streams import StreamPlan, StreamState
 from .mixing import check_bias_heads, is_complex, lags_of, running_sums
 
 __all__ = [

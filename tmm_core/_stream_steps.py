@@ -1,0 +1,259 @@
+"""How streams go on by one token or by several: by the definition, or by an engine in place."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import array_api_compat as compat
+
+from . import _tiles
+from ._arrays import device_of, values_known
+from ._checks import together
+from ._exchange import Array, dtype_name, namespace_of, share_like
+from .toeplitz import causal_toeplitz_matmul
+
+if TYPE_CHECKING:
+    from ._streams import StreamState
+
+__all__ = ["EngineSteps", "ForeignSteps", "Parts", "Steps", "detached", "inference", "least_of", "refuse_length"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a layer adds to what, in the dtype that its streams are computed in."""
+
+    lags: Array
+    """(h, m, k)"""
+    sums: Array | None
+    """(positions, h, 1): what a mean divides by."""
+    bias: Array | None
+    """(positions, h, 1)"""
+    capacity: int
+    leaf: int | None
+    backend: str
+    dtype: Any
+    """Of the inputs and outputs, which may be halves."""
+
+
+class Steps:
+    """How the streams of one plan and one dtype go on: by the definition, in the arrays' own namespace."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Prepare for the streams of a layer."""
+        self.parts = parts
+        self.leaf = parts.leaf or _tiles.LEAF
+        self.product = functools.partial(causal_toeplitz_matmul, backend=parts.backend)
+        self.xp: ModuleType = namespace_of(parts.lags)
+        self.spoiled = values_known(parts.lags) and bool(self.xp.any(self.xp.isnan(parts.lags)))
+        self.plain = parts.sums is None and parts.bias is None
+        self.half = parts.lags.dtype != parts.dtype
+
+    def view(self, tape: Array) -> Any:
+        """Return what steps read and write in place of a tape, on its memory."""
+        return tape
+
+    def new_tape(self, rows: tuple[int, int], length: int) -> Array:
+        """Return a tape without inputs."""
+        lags = self.parts.lags
+        return self.xp.zeros((rows[0], length, rows[1]), dtype=lags.dtype, device=device_of(lags))
+
+    def step(self, state: StreamState, x: Array) -> Array:
+        """Return the output for the next token, and bring the state up to date."""
+        x = self.checked(state, x)
+        lags = self.parts.lags
+        x = self.xp.astype(self.xp.reshape(x, state.rows), lags.dtype, copy=False)
+        y, state.tape = _tiles.step(self.product, lags, state.tape, state.at, x, self.leaf)
+        if not self.plain:
+            y = self.finished(self.xp.reshape(y, (state.rows[0], lags.shape[0], state.rows[1] // lags.shape[0])), state)
+        state.at += 1
+        return self.xp.astype(self.xp.reshape(y, state.shape), self.parts.dtype, copy=False)
+
+    def prefill(self, state: StreamState, x: Array, padding: Array | None) -> Array:
+        """Return the outputs for the next tokens `(*batch, n, d)`, in one product that reaches over all later ones."""
+        shape, (rows, d), n = tuple(x.shape), state.rows, int(x.shape[-2])
+        xp, lags, begin = self.xp, self.parts.lags, state.position
+        length = state.tape.shape[1] - state.at
+        reach = min(length, n + lags.shape[-1] - 1)
+        x = _tiles.extended(xp.astype(xp.reshape(x, (rows, n, d)), lags.dtype, copy=False), reach - n)
+        real, ids = None, None
+        if padding is not None:
+            real = xp.arange(reach, dtype=padding.dtype, device=device_of(padding)) >= padding[:, None]  # (b, reach)
+            x = xp.where(real[..., None], x, xp.zeros_like(x))
+            # A lag that is not finite spoils what is so far from a document's first token, not from its padding's.
+            ids = xp.astype(real, padding.dtype) if self.spoiled else None
+        y = self.product(lags, x, segment_ids=ids)  # (b, reach, d)
+        if begin == 0:
+            later = _tiles.extended(y[:, n:, :], length - reach)
+        else:
+            pending = _tiles.flushed(self.product, lags, state.tape, state.at, self.leaf)
+            y = y + pending[:, :reach, :]
+            later = xp.concat([y[:, n:, :], pending[:, reach:, :]], axis=1)
+        y = y[:, :n, :]
+        if not self.plain:
+            y = xp.reshape(y, (rows, n, lags.shape[0], d // lags.shape[0]))
+            y = xp.reshape(self._finished_all(y, begin, padding if begin == 0 else state.padding), (rows, n, d))
+        if real is not None:
+            y = xp.where(real[:, :n, None], y, xp.zeros_like(y))
+            state.padding = padding
+        state.turn_to(later, begin + n)
+        return xp.astype(xp.reshape(y, shape), self.parts.dtype, copy=False)
+
+    def _finished_all(self, y: Array, begin: int, padding: Array | None) -> Array:
+        """Return outputs `(b, n, h, d / h)` from position `begin` on, finished as those of single tokens."""
+        n = y.shape[1]
+        if padding is None:
+            tables = [None if a is None else a[begin : begin + n, ...] for a in (self.parts.sums, self.parts.bias)]
+        else:
+            xp = self.xp
+            times = xp.arange(begin, begin + n, dtype=padding.dtype, device=device_of(padding)) - padding[:, None]
+            at = xp.reshape(xp.where(times < 0, xp.zeros_like(times), times), (-1,))
+            shape = (*times.shape, self.parts.lags.shape[0], 1)
+            tables = [
+                None if a is None else xp.reshape(xp.take(a, at, axis=0), shape)
+                for a in (self.parts.sums, self.parts.bias)
+            ]
+        sums, bias = tables
+        y = y if sums is None else y / sums
+        return y if bias is None else y + bias
+
+    def chosen_rows(self, state: StreamState, indices: Array) -> tuple[Array, Array | None]:
+        """Return a tape and a padding of these rows of the state's."""
+        padding = None if state.padding is None else self.xp.take(state.padding, indices, axis=0)
+        return self.xp.take(state.tape, indices, axis=0), padding
+
+    def finished(self, y: Array, state: StreamState) -> Array:
+        """Return outputs `(b, h, d / h)` at the state's position, divided by the sums and with the bias added."""
+        position = state.origin + state.at
+        sums, bias = self.parts.sums, self.parts.bias
+        if state.padding is not None:
+            position = position - state.padding  # (b,)
+        if sums is not None:
+            y /= sums[position, ...] if state.padding is None else self.xp.take(sums, position, axis=0)
+        if bias is not None:
+            y += bias[position, ...] if state.padding is None else self.xp.take(bias, position, axis=0)
+        return y
+
+    def checked(self, state: StreamState, x: Array) -> Array:
+        """Return the input of a token, which must be the state's and have a place in it."""
+        x = self.received(x, state.shape)
+        if state.at >= state.end:
+            refuse_length(state, 1)
+        return x
+
+    def received(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """Return an input checked for its library, dtype and shape."""
+        _, (x, _) = together(x=x, **{"the plan's w": self.parts.lags})
+        if x.dtype != self.parts.dtype:
+            raise TypeError(
+                f"expected x of the dtype {dtype_name(self.parts.dtype)} that the stream was made for, "
+                f"got {dtype_name(x.dtype)}: convert it, or make the stream by stream_init(…, dtype=…)"
+            )
+        if tuple(x.shape) != shape:
+            raise ValueError(
+                f"x must have the shape {shape} of the stream's batch and channels, and has {tuple(x.shape)}: "
+                "a stream serves the batch that it was made for"
+            )
+        return inference(x)
+
+
+class EngineSteps(Steps):
+    """By an engine, in place, on arrays that it owns."""
+
+    def __init__(self, engine: Any, parts: Parts) -> None:
+        """Let the engine prepare its tiles."""
+        super().__init__(parts)
+        self.engine = engine
+        self.tiles = engine.stream_plan(parts.lags, parts.capacity, leaf=parts.leaf)
+        self.leaf = self.tiles.leaf
+        self.kind = type(parts.lags)
+        self.heads = parts.lags.shape[0]
+        self.dtype, self.computed = parts.dtype, parts.lags.dtype
+        self.advance = engine.stream_step
+
+    def step(self, state: StreamState, x: Array) -> Array:
+        """Return the output for the next token; some 1 us more than the engine takes, so nothing is looked up here."""
+        at = state.at
+        if x.__class__ is not self.kind or x.dtype != self.dtype or x.shape != state.shape or at >= state.end:
+            x = self.checked(state, x)
+        rows = state.rows
+        x = x.reshape(rows)
+        if self.half:
+            x = x.astype(self.computed)
+        elif not x.flags.c_contiguous:
+            x = x.copy()
+        y = self.kind(rows, self.computed)
+        self.advance(self.tiles, state.tape, at, x, y)
+        if not self.plain:
+            self.finished(y.reshape(rows[0], self.heads, rows[1] // self.heads), state)
+        state.at = at + 1
+        if self.half:
+            y = y.astype(self.dtype)
+        return y.reshape(state.shape)
+
+
+class ForeignSteps(Steps):
+    """By an engine, for arrays of another library: tapes are the engine's, tokens come and go."""
+
+    def __init__(self, engine: Any, parts: Parts) -> None:
+        """Hand the engine its own arrays once."""
+        super().__init__(parts)
+        self.engine = engine
+        dtype = engine.receive(self.xp.zeros((1,), dtype=parts.dtype, device=device_of(parts.lags))).dtype
+        lags = engine.receive(parts.lags)
+        sums, bias = (None if a is None else engine.receive(a) for a in (parts.sums, parts.bias))
+        self.inner = EngineSteps(engine, replace(parts, lags=lags, sums=sums, bias=bias, dtype=dtype))
+        self.leaf = self.inner.leaf
+
+    def new_tape(self, rows: tuple[int, int], length: int) -> Array:
+        """Return a tape in the engine's library."""
+        return self.inner.new_tape(rows, length)
+
+    def step(self, state: StreamState, x: Array) -> Array:
+        """Return the output for the next token in x's library."""
+        x = self.checked(state, x)
+        return share_like(self.inner.step(state, self.engine.receive(x)), x)
+
+    def prefill(self, state: StreamState, x: Array, padding: Array | None) -> Array:
+        """Return the outputs for the next tokens in x's library."""
+        padding = None if padding is None else self.engine.receive(padding)
+        return share_like(self.inner.prefill(state, self.engine.receive(x), padding), x)
+
+    def chosen_rows(self, state: StreamState, indices: Array) -> tuple[Array, Array | None]:
+        """Return rows of the engine's arrays."""
+        return self.inner.chosen_rows(state, self.engine.receive(indices))
+
+
+def refuse_length(state: StreamState, count: int) -> NoReturn:
+    """Say why a stream cannot take `count` more tokens."""
+    plan, came = state.plan, f"{state.position} tokens have come and {count} would follow"
+    if state.at + count > state.tape.shape[1]:
+        raise ValueError(f"the stream is full: {came}, with capacity={plan.capacity}: plan with a larger capacity")
+    raise ValueError(
+        f"the position bias ends at max_len={plan.positions}: {came}: end the stream there, "
+        "or use a model without position bias (position_bias=False), which runs on"
+    )
+
+
+def least_of(padding: Array | None) -> int:
+    """Return how much longer than the position bias a stream may be: 0 where that cannot be known."""
+    return int(namespace_of(padding).min(padding)) if padding is not None and values_known(padding) else 0
+
+
+def detached(a: Array) -> Array:
+    """Return an array that no gradients are kept for."""
+    return a.detach() if compat.is_torch_array(a) else a
+
+
+def inference(x: Array) -> Array:
+    """Return an array that no gradients are kept for, since tapes are written over; refuse it where they would be."""
+    if not compat.is_torch_array(x) or not x.requires_grad:
+        return x
+    if sys.modules["torch"].is_grad_enabled():
+        raise ValueError(
+            "streaming has no gradients, and x requires one: call it inside torch.no_grad(), or pass x.detach()"
+        )
+    return detached(x)
