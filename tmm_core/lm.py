@@ -7,9 +7,8 @@ the safetensors file. In float64 NumPy this is the oracle of the trainable model
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
 
 from ._arrays import nan_where, result_dtype_name, values_known
 from ._documents import documents_of, refused_rows
@@ -27,6 +26,12 @@ __all__ = [
     "init_params",
     "loss",
     "parameter_shapes",
+    "stream_copy",
+    "stream_init",
+    "stream_plan",
+    "stream_prefill",
+    "stream_reorder",
+    "stream_step",
 ]
 
 IGNORED = -100
@@ -96,20 +101,14 @@ def forward(
     xp = namespace_of(*params.values(), input_ids)
     input_ids = _as_ids(xp, input_ids, "token")
     documents = _documents(input_ids, attention_mask, segment_ids)
-    x = _embed(xp, params["embed.weight"], input_ids)  # (..., n, d)
-    mlp_first = config.order == "mlp_first"
-    for i in range(config.n_layers):
-        block = _part(params, f"blocks.{i}")
-        if mlp_first:
-            x = x + _mlp(xp, _part(block, "mlp"), _norm(xp, _part(block, "mlp_norm"), x, config), config)
-        mixed = _norm(xp, _part(block, "mix_norm"), x, config)
-        x = x + _mix(xp, _part(block, "mix"), mixed, config, documents, backend)
-        if not mlp_first:
-            x = x + _mlp(xp, _part(block, "mlp"), _norm(xp, _part(block, "mlp_norm"), x, config), config)
-    if config.final_norm:
-        x = _norm(xp, _part(params, "final_norm"), x, config)
-    unembed = params["embed.weight" if config.tie_embeddings else "unembed.weight"]
-    logits = xp.matmul(x, xp.matrix_transpose(unembed))  # (..., n, vocab_size)
+
+    def mix(name: str, x: Array) -> Array:
+        bias = params.get(bias_of(name))
+        return mix_tokens(
+            params[name], x, bias, softplus=config.softplus, mean=config.mean, segment_ids=documents, backend=backend
+        )
+
+    logits = logits_of(params, blocks(params, input_ids, config, mix), config)
     refused = refused_rows(documents)
     return logits if refused is None else nan_where(refused[..., None], logits)
 
@@ -184,6 +183,40 @@ def loss(
     return xp.sum(nats) / xp.sum(xp.astype(counts, nats.dtype))
 
 
+Mix = Callable[[str, Array], Array]
+"""What mixes the tokens of a layer, given the name of its lags."""
+
+
+def blocks(params: Params, input_ids: Array, config: TMMConfig, mix: Mix) -> Array:
+    """Return the residual stream of tokens, (..., d), after the last block."""
+    xp = namespace_of(*params.values(), input_ids)
+    x = _embed(xp, params["embed.weight"], input_ids)
+    mlp_first = config.order == "mlp_first"
+    for i in range(config.n_layers):
+        block = _part(params, f"blocks.{i}")
+        if mlp_first:
+            x = x + _mlp(xp, _part(block, "mlp"), _norm(xp, _part(block, "mlp_norm"), x, config), config)
+        mixed = _norm(xp, _part(block, "mix_norm"), x, config)
+        x = x + _mix(xp, _part(block, "mix"), mixed, config, f"blocks.{i}.mix.", mix)
+        if not mlp_first:
+            x = x + _mlp(xp, _part(block, "mlp"), _norm(xp, _part(block, "mlp_norm"), x, config), config)
+    return x
+
+
+def logits_of(params: Params, x: Array, config: TMMConfig) -> Array:
+    """Return the logits, (..., vocab_size), of what comes out of the last block."""
+    xp = namespace_of(*params.values(), x)
+    if config.final_norm:
+        x = _norm(xp, _part(params, "final_norm"), x, config)
+    unembed = params["embed.weight" if config.tie_embeddings else "unembed.weight"]
+    return xp.matmul(x, xp.matrix_transpose(unembed))
+
+
+def bias_of(name: str) -> str:
+    """Return the name of the position bias that goes with lags."""
+    return name.replace(".mix.lags", ".mix.bias")
+
+
 def _documents(input_ids: Array, attention_mask: Array | None, segment_ids: Array | None) -> Array | None:
     if attention_mask is None and segment_ids is None:
         return None
@@ -216,19 +249,13 @@ def _mlp(xp: ModuleType, p: Params, x: Array, config: TMMConfig) -> Array:
     return _linear(xp, _part(p, "down"), _ACTIVATIONS[config.activation](xp, _linear(xp, _part(p, "up"), x)))
 
 
-def _mix(xp: ModuleType, p: Params, x: Array, config: TMMConfig, documents: Array | None, backend: str | None) -> Array:
+def _mix(xp: ModuleType, p: Params, x: Array, config: TMMConfig, prefix: str, mix: Mix) -> Array:
     """Return `T x + bias` between its projections; with two layers `T2 silu(T1 x + bias1) + bias2`."""
-    options: dict[str, Any] = {
-        "softplus": config.softplus,
-        "mean": config.mean,
-        "segment_ids": documents,
-        "backend": backend,
-    }
     if config.has_projections:
         x = _linear(xp, _part(p, "in_proj"), x)
-    x = mix_tokens(p["lags"], x, p.get("bias"), **options)
+    x = mix(prefix + "lags", x)
     if config.mix_layers == 2:
-        x = mix_tokens(p["lags2"], _silu(xp, x), p.get("bias2"), **options)
+        x = mix(prefix + "lags2", _silu(xp, x))
     return _linear(xp, _part(p, "out_proj"), x) if config.has_projections else x
 
 
@@ -286,3 +313,14 @@ def _in_vocabulary(xp: ModuleType, ids: Array, size: int, what: str) -> Array:
             "were the text and the model made with the same tokenizer?"
         )
     return known
+
+
+# Last, since it streams what this module defines.
+from ._decoding import (  # noqa: E402
+    stream_copy,
+    stream_init,
+    stream_plan,
+    stream_prefill,
+    stream_reorder,
+    stream_step,
+)

@@ -1,0 +1,250 @@
+"""The language model one token at a time, in array-API calls; public through `tmm_core.lm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import lm
+from ._arrays import device_of, nan_where, values_known
+from ._checks import check_count
+from ._documents import documents_of, refused_rows
+from ._exchange import Array, namespace_of
+from .config import TMMConfig
+from .streaming import StreamPlan, StreamState
+from .streaming import stream_copy as copy_layer
+from .streaming import stream_init as init_layer
+from .streaming import stream_plan as plan_layer
+from .streaming import stream_prefill as prefill_layer
+from .streaming import stream_reorder as reorder_layer
+from .streaming import stream_step as step_layer
+
+__all__ = [
+    "DecodingPlan",
+    "DecodingState",
+    "stream_copy",
+    "stream_init",
+    "stream_plan",
+    "stream_prefill",
+    "stream_reorder",
+    "stream_step",
+]
+
+
+class DecodingPlan:
+    """A model ready to be streamed: its parameters, and a plan for each of its token-mixing layers."""
+
+    def __init__(self, params: lm.Params, config: TMMConfig, capacity: int, layers: dict[str, StreamPlan]) -> None:
+        """Keep the plans by the names of the layers' lags."""
+        self.params = params
+        self.config = config
+        self.capacity = capacity
+        self.layers = layers
+
+
+class DecodingState:
+    """One stream of a batch of texts."""
+
+    def __init__(self, plan: DecodingPlan, batch_size: int, layers: dict[str, StreamState], position: int = 0) -> None:
+        """Keep the layers' streams by the names of their lags."""
+        self.plan = plan
+        self.batch_size = batch_size
+        self.layers = layers
+        self.position = position
+        """Tokens that have come, padding included."""
+
+
+def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend: str | None = None) -> DecodingPlan:
+    """Prepare to stream a model: the logits of `forward`, one token at a time.
+
+    Parameters
+    ----------
+    params, config, backend
+        As in `forward`; the plan keeps copies of the filters, and the other parameters as they are.
+    capacity : int
+        Tokens that a text can have, its prompt included.
+
+    Returns
+    -------
+    DecodingPlan
+        For any number of streams.
+
+    Raises
+    ------
+    TypeError, ValueError, LookupError
+        As `forward`; and if `capacity` is no integer of at least 1.
+
+    Notes
+    -----
+    Cost and error are those of `tmm_core.stream_plan` in each layer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+    >>> params = lm.init_params(config, np.random.default_rng(0))
+    >>> plan = stream_plan(params, config, 8)
+    >>> logits, state = stream_prefill(plan, stream_init(plan, 1), np.asarray([[1, 4]]))
+    >>> logits, state = stream_step(plan, state, np.asarray([2]))
+    >>> np.allclose(logits, lm.forward(params, np.asarray([[1, 4, 2]]), config)[:, -1], atol=1e-6)
+    True
+    """
+    capacity = check_count("capacity", capacity, 1)
+    lm.check_params(params, config)
+    options: dict[str, Any] = {"softplus": config.softplus, "mean": config.mean, "backend": backend}
+    layers = {
+        name: plan_layer(params[name], capacity, bias=params.get(lm.bias_of(name)), **options)
+        for name in params
+        if name.endswith((".mix.lags", ".mix.lags2"))
+    }
+    return DecodingPlan(params, config, capacity, layers)
+
+
+def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
+    """Begin a stream of `batch_size` texts; see `tmm_core.stream_init`."""
+    batch_size = check_count("batch_size", batch_size, 0)
+    d, dtype = plan.config.d_model, plan.params["embed.weight"].dtype
+    layers = {name: init_layer(layer, (batch_size,), d, dtype=dtype) for name, layer in plan.layers.items()}
+    return DecodingState(plan, batch_size, layers)
+
+
+def stream_prefill(
+    plan: DecodingPlan, state: DecodingState, input_ids: Array, attention_mask: Array | None = None
+) -> tuple[Array, DecodingState]:
+    """Take several tokens of each text at once, and return the logits of the token after them.
+
+    Parameters
+    ----------
+    plan : DecodingPlan
+        The model.
+    state : DecodingState
+        A stream of this plan; consumed.
+    input_ids : array of integers, (b, n)
+        One token or more: a prompt, or what follows in a conversation.
+    attention_mask : array of booleans or numbers, (b, n), optional
+        1 for a token and 0 for padding, before the tokens or after them; only for the first tokens of a stream. Rows
+        are moved so that they end together.
+
+    Returns
+    -------
+    logits : array, (b, vocab_size)
+        Of the token after each row's last one.
+    state : DecodingState
+        The stream after the tokens.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `forward`; and if the state is another plan's or batch's, the tokens exceed the capacity, or there is
+        padding after the first tokens. In traced code a bad mask makes the logits NaN.
+    """
+    _check_plan(plan, state)
+    if getattr(input_ids, "ndim", 0) != 2 or input_ids.shape[0] != state.batch_size or input_ids.shape[1] == 0:
+        raise ValueError(
+            f"input_ids must be ({state.batch_size}, n) with a token or more, for the stream's batch, and has the "
+            f"shape {tuple(getattr(input_ids, 'shape', ()))}: begin with the end-of-text token where there is no prompt"
+        )
+    padding, refused = None, None
+    if attention_mask is not None:
+        refused = refused_rows(documents_of(input_ids, attention_mask, None))
+        input_ids, padding = _ended_together(input_ids, attention_mask)
+    _check_room(plan, state, input_ids.shape[1])
+    layers = state.layers
+
+    def mix(name: str, x: Array) -> Array:
+        y, layers[name] = prefill_layer(plan.layers[name], layers[name], x, padding=padding)
+        return y
+
+    x = lm.blocks(plan.params, input_ids, plan.config, mix)
+    state.position += int(input_ids.shape[1])
+    logits = lm.logits_of(plan.params, x[:, -1, :], plan.config)
+    return logits if refused is None else nan_where(refused, logits), state
+
+
+def _ended_together(ids: Array, mask: Array) -> tuple[Array, Array | None]:
+    """Return the tokens with all padding before them, none that all rows have, and how much each row has of it."""
+    xp = namespace_of(ids, mask)
+    batch, n = ids.shape
+    token = xp.astype(mask != 0, ids.dtype)
+    padding = n - xp.sum(token, axis=-1)  # (b,)
+    after = xp.sum(xp.astype(xp.cumulative_sum(xp.flip(token, axis=-1), axis=-1) == 0, ids.dtype), axis=-1)
+    times = xp.arange(n, dtype=ids.dtype, device=device_of(ids))
+    rows = xp.arange(batch, dtype=ids.dtype, device=device_of(ids))[:, None]
+    source = xp.remainder(times - after[:, None], n)
+    moved = xp.reshape(xp.take(xp.reshape(ids, (-1,)), xp.reshape(source + n * rows, (-1,))), (batch, n))
+    moved = xp.where(times >= padding[:, None], moved, xp.zeros_like(moved))  # padding may hold no token at all
+    if values_known(padding):
+        common = int(xp.min(padding)) if batch else 0
+        moved, padding = moved[:, common:], padding - common
+        if not bool(xp.any(padding > 0)):
+            return moved, None
+    return moved, padding
+
+
+def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
+    """Take the next token of each text, and return the logits of the one after it.
+
+    Parameters
+    ----------
+    plan : DecodingPlan
+        The model.
+    state : DecodingState
+        A stream of this plan; consumed.
+    tokens : array of integers, (b,)
+        One a row.
+
+    Returns
+    -------
+    logits : array, (b, vocab_size)
+        What `forward` returns at this position.
+    state : DecodingState
+        The stream after the tokens.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `stream_prefill`.
+    """
+    _check_plan(plan, state)
+    if tuple(getattr(tokens, "shape", ())) != (state.batch_size,):
+        raise ValueError(
+            f"tokens must be ({state.batch_size},), one for each row of the stream, and have the shape "
+            f"{tuple(getattr(tokens, 'shape', ()))}"
+        )
+    _check_room(plan, state, 1)
+    layers = state.layers
+
+    def mix(name: str, x: Array) -> Array:
+        y, layers[name] = step_layer(plan.layers[name], layers[name], x)
+        return y
+
+    logits = lm.logits_of(plan.params, lm.blocks(plan.params, tokens, plan.config, mix), plan.config)
+    state.position += 1
+    return logits, state
+
+
+def stream_copy(state: DecodingState) -> DecodingState:
+    """Return a stream that goes on by itself from where this one is; the plan is shared."""
+    layers = {name: copy_layer(layer) for name, layer in state.layers.items()}
+    return DecodingState(state.plan, state.batch_size, layers, state.position)
+
+
+def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
+    """Return a stream of the rows `indices`, (other_b,), of this one; see `tmm_core.stream_reorder`."""
+    if getattr(indices, "ndim", 0) != 1:
+        raise ValueError(f"indices must be (b,), rows of the batch, and have the shape {tuple(indices.shape)}")
+    layers = {name: reorder_layer(layer, indices) for name, layer in state.layers.items()}
+    return DecodingState(state.plan, int(indices.shape[0]), layers, state.position)
+
+
+def _check_plan(plan: DecodingPlan, state: DecodingState) -> None:
+    if state.plan is not plan:
+        raise ValueError("the state belongs to another plan: expected a state that stream_init made with this one")
+
+
+def _check_room(plan: DecodingPlan, state: DecodingState, count: int) -> None:
+    """Refuse more tokens than there is place for, also where no layer would."""
+    if state.position + count > plan.capacity:
+        raise ValueError(
+            f"the stream is full: {state.position} tokens have come and {count} would follow, with "
+            f"capacity={plan.capacity}: plan with a larger capacity"
+        )
