@@ -68,7 +68,12 @@ def values_known(*arrays: Array | None) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and (torch.compiler.is_compiling() or any(_is_stand_in(torch, array) for array in arrays)):
         return False
-    return not any(array is not None and (is_traced(array) or compat.is_dask_array(array)) for array in arrays)
+    return not any(array is not None and _is_elsewhere(array) for array in arrays)
+
+
+def _is_elsewhere(array: Array) -> bool:
+    """Return whether an array's values are not there to look at: not yet, or, as PyTorch's, on a device."""
+    return is_traced(array) or compat.is_dask_array(array) or compat.is_cupy_array(array)
 
 
 def _is_stand_in(torch: Any, array: Array | None) -> bool:

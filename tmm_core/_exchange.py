@@ -9,7 +9,7 @@ from typing import Any
 
 import array_api_compat as compat
 
-__all__ = ["Array", "device_kind", "dtype_name", "library_of", "namespace_of", "share", "share_like"]
+__all__ = ["Array", "device_kind", "dtype_name", "library_of", "namespace_of", "share", "share_like", "stream_of"]
 
 Array = Any
 """An array of any library; its class says which."""
@@ -52,6 +52,8 @@ def device_kind(array: Array) -> str:
     """
     if compat.is_dask_array(array):
         array = array._meta  # an empty array of the kind of its blocks
+    if compat.is_cupy_array(array):
+        return "cuda"
     device = compat.device(array)
     if is_traced(array) and compat.is_jax_array(array):
         device = sys.modules["jax"].default_backend()
@@ -65,6 +67,14 @@ def device_kind(array: Array) -> str:
 def is_traced(array: Array) -> bool:
     """Return whether `array` stands for values that only a compiled program will have."""
     return any(base.__name__ == "Tracer" for base in type(array).__mro__)
+
+
+def stream_of(array: Array) -> int | None:
+    """Return the CUDA stream on which the library of `array` queues its work now, or None where it tells nobody."""
+    if compat.is_torch_array(array) and array.is_cuda:
+        stream: int = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
+        return stream
+    return None
 
 
 def share(array: Array, target: ModuleType) -> Array:
@@ -117,10 +127,10 @@ def _plain(array: Array) -> Array:
 
 
 def _bfloat16(target: ModuleType) -> Any:
-    """Return the bfloat16 dtype of a library: NumPy has it from ml_dtypes."""
+    """Return the bfloat16 dtype of a library: NumPy and CuPy have it from ml_dtypes."""
     if hasattr(target, "bfloat16"):
         return target.bfloat16
-    if target.__name__.endswith("numpy"):
+    if target.__name__.endswith(("numpy", "cupy")):
         import ml_dtypes
 
         return ml_dtypes.bfloat16

@@ -15,6 +15,7 @@ __all__ = [
     "split_finite",
     "spoiled_lags",
     "spoiled_outputs",
+    "spoiled_up_to",
     "unsorted",
 ]
 
@@ -204,12 +205,18 @@ def spoiled_lags(
 
     from_x = farthest(bad_x, positions(x, segment_ids, from_end=True))
     from_g = farthest(bad_g, positions(g, segment_ids))
+    return spoiled_up_to(from_x, from_g, lags=lags, kernel=kernel)
+
+
+def spoiled_up_to(from_x: Array, from_g: Array, *, lags: int, kernel: int) -> Array:
+    """Return which lags `(h, m, lags)` are NaN, by each channel's longest reach, `(h, d / h)`, negative for none."""
+    xp = namespace_of(from_x, from_g)
     # Kernel entry i pairs channel c of g with channel c - (m - 1) + i of x.
     shifts = (shift_channels(from_x + 1, kernel - 1 - i, 1) - 1 for i in range(kernel))
     rows = []
     for i, shifted in enumerate(shifts):
-        in_head = xp.arange(from_g.shape[-1], device=device_of(x)) >= kernel - 1 - i
+        in_head = xp.arange(from_g.shape[-1], device=device_of(from_g)) >= kernel - 1 - i
         reach = xp.where(in_head, xp.maximum(shifted, from_g), xp.full_like(from_g, -1))
         rows.append(xp.max(reach, axis=-1))
     reach = xp.stack(rows, axis=-1)[..., None]
-    return xp.arange(lags, dtype=xp.int32, device=device_of(x)) <= reach
+    return xp.arange(lags, dtype=xp.int32, device=device_of(from_g)) <= reach

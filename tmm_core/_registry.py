@@ -13,7 +13,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ from typing import Any
 from . import _dask, _exchange, _maths
 from ._arrays import result_dtype_name
 from ._exchange import Array
-from ._protocols import Backend, Bridge, Engine, Operation, Request, Streamer
+from ._protocols import Backend, Bridge, Engine, Operation, Queued, Request, Streamer
 
 __all__ = [
     "available_backends",
@@ -87,7 +87,8 @@ class Definition:
 #     (8, 1024, 1, 512)              5160      108636       83591
 _FASTEST: dict[str, tuple[str, ...]] = {
     "numpy": ("numba",),
-    "dask": ("numba",),
+    "cupy": ("cupy",),
+    "dask": ("numba", "cupy"),
     "torch": ("numba", "torch"),
     "jax": ("numba", "jax"),
 }
@@ -209,12 +210,13 @@ def compute(
 
 def run(engine: Engine, operation: Operation, /, *arrays: Array, segment_ids: Array | None, **options: Any) -> Array:
     """Let `engine` compute `operation` on concrete arrays of any one library; the result lives where they do."""
-    if all(engine.owns(array) for array in arrays):
-        return getattr(engine, operation)(*arrays, segment_ids=segment_ids, **options)
-    received = [engine.receive(array) for array in arrays]
-    ids = None if segment_ids is None else engine.receive(segment_ids)
-    result = getattr(engine, operation)(*received, segment_ids=ids, **options)
-    return _exchange.share_like(result, arrays[0])
+    with engine.beside(arrays[0]) if isinstance(engine, Queued) else nullcontext():
+        if all(engine.owns(array) for array in arrays):
+            return getattr(engine, operation)(*arrays, segment_ids=segment_ids, **options)
+        received = [engine.receive(array) for array in arrays]
+        ids = None if segment_ids is None else engine.receive(segment_ids)
+        result = getattr(engine, operation)(*received, segment_ids=ids, **options)
+        return _exchange.share_like(result, arrays[0])
 
 
 def chosen_backend(backend: str | None = None) -> str:

@@ -1,0 +1,315 @@
+"""The engine: right-angle convolution by cuFFT, scaled by exact powers of two, without a look at values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+
+from tmm_core import _arrays, _exchange, _masks, _maths
+from tmm_core._exchange import Array
+from tmm_core._fourier import NOISE, fast_length
+from tmm_core._protocols import Request
+
+from . import gpu
+from .operations import FAR, ZERO, Operations, Survey
+from .pieces import ENTRIES, pieces
+
+__all__ = ["CupyEngine"]
+
+
+class CupyEngine:
+    """Products of CuPy arrays of any floating or complex dtype, with any strides, queued on the current stream.
+
+    Nobody looks at values, which would make the program wait for the GPU: all columns are scaled, and what is not
+    finite is found by kernels that read those columns again that have such entries.
+    """
+
+    name = "cupy"
+
+    def __init__(self, operations: Operations) -> None:
+        """Compute by the operations of a device."""
+        self._operations = operations
+
+    def owns(self, array: Any) -> bool:
+        """Return whether `array` is CuPy's."""
+        return isinstance(array, self._operations.xp.ndarray)
+
+    def receive(self, array: Any) -> Array:
+        """Return `array` as one of CuPy's, on the same memory."""
+        return _exchange.share(array, cupy)
+
+    def beside(self, array: Any) -> AbstractContextManager[Any]:
+        """Return a block in which work is queued on the device of `array`, and on its library's stream."""
+        return gpu.queue_of(array)
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why a device or a dtype is not served."""
+        reason = gpu.missing()
+        if reason is not None:
+            return reason
+        if request.device == "traced":
+            return "the arrays are being traced and have no values that CuPy could compute on"
+        if request.device != "cuda":
+            return (
+                f"CuPy computes on a GPU, and the arrays are on {request.device!r}: move them there, for example by "
+                "cupy.asarray or by their own library"
+            )
+        if request.dtype == "bfloat16" and int(cupy.__version__.split(".")[0]) < 14:
+            return f"CuPy {cupy.__version__} has no bfloat16: install CuPy 14 or later"
+        return None
+
+    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
+        """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
+        xp, dtype, computed = self._operations.xp, *self._dtypes(w, x)
+        if 0 in x.shape:
+            return xp.zeros(x.shape, dtype)
+        if exact:
+            options: dict[str, Any] = {"adjoint": adjoint, "exact": True, "segment_ids": segment_ids}
+            return _maths.causal_toeplitz_matmul(_doubled(w), _doubled(x), **options).astype(dtype)
+        w, out = w[..., : x.shape[-2]], xp.empty(x.shape, dtype)
+        signals = _time_first(x, w.shape[0])
+        survey = self._surveyed(signals, computed, last=not adjoint)
+        if segment_ids is None:
+            self._product(w, signals, survey, _time_first(out, w.shape[0]), computed, adjoint)
+            reach = None
+        else:
+            self._product_by_segments(w, x, out, computed, adjoint, segment_ids)
+            reach = self._reach(x, segment_ids, adjoint)
+        first = self._filters(w, computed).first
+        shape = w.shape[-1], w.shape[1]
+        results = _time_first(out, w.shape[0])
+        self._operations.spoil(results, signals, survey, first, reach, *shape, adjoint=adjoint)
+        return out
+
+    def correlate(
+        self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
+    ) -> Array:
+        """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
+        xp, dtype, computed = self._operations.xp, *self._dtypes(x, g)
+        shape = {"heads": heads, "kernel": kernel}
+        if exact:
+            options: dict[str, Any] = {"lags": lags, "exact": True, "segment_ids": segment_ids, **shape}
+            return _maths.causal_toeplitz_correlate(_doubled(x), _doubled(g), **options).astype(dtype)
+        result = xp.zeros((heads, kernel, lags), dtype)
+        if 0 in x.shape:
+            return result
+        used = min(lags, x.shape[-2])
+        if segment_ids is None:
+            sources, targets = _time_first(x, heads), _time_first(g, heads)
+            surveys = self._surveyed(sources, computed, last=False), self._surveyed(targets, computed, last=True)
+            c = self._correlation(sources, targets, *surveys, computed, kernel, used)
+            ends = x.shape[-2] - 1 - surveys[0].nearest, surveys[1].nearest
+            spoiled = _masks.spoiled_up_to(*(end.max(0) for end in ends), lags=used, kernel=kernel)
+        else:
+            c = self._correlation_by_segments(x, g, computed, segment_ids, lags=used, **shape)
+            bad = (~xp.isfinite(a.astype(computed, copy=False)) for a in (x, g))
+            spoiled = _masks.spoiled_lags(x, g, *bad, lags=used, segment_ids=segment_ids, **shape)
+            spoiled |= _masks.unsorted(segment_ids).any()
+        result[..., :used] = xp.where(spoiled, xp.full((), math.nan, computed), c)
+        return result
+
+    def _surveyed(self, signals: Array, computed: Any, *, last: bool) -> Survey:
+        return self._operations.survey(signals, computed.type(0).real.dtype, last=last)
+
+    def _filters(self, w: Array, computed: Any) -> Filters:
+        """Return what is known of lags `(heads, kernel, lags)`."""
+        signals = w.transpose(2, 0, 1)[:, None]
+        survey = self._surveyed(signals, computed, last=False)
+        return Filters(signals, survey.exponents, survey.norms, survey.nearest.min((0, 2)))
+
+    def _spectra(self, filters: Filters, heads: slice, length: int, buffer: Any, turn: bool, adjoint: bool) -> Array:
+        """Return the spectra of some heads' filters, `(N, 1, heads, kernel)`, conjugate for the adjoint."""
+        exponents = filters.exponents[:, heads]
+        spectra = self._operations.turned(filters.signals[:, :, heads], exponents, length, buffer, turn=turn)
+        self._operations.transform(spectra, inverse=False)
+        return spectra.conj() if adjoint else spectra
+
+    def _product(self, w: Array, x: Array, survey: Survey, out: Array, computed: Any, adjoint: bool) -> None:
+        """Write the product of signals into signals, as if what is not finite were zero."""
+        xp, do, filters = self._operations.xp, self._operations, self._filters(w, computed)
+        n, rows, heads, width = x.shape
+        kernel, lags = w.shape[1:]
+        turn, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
+        length = fast_length(n if turn else n + lags - 1)
+        for some, parts in pieces(length, rows, heads, width, kernel):
+            spectra = self._spectra(filters, some, length, buffer, turn, adjoint)
+            scales, norms = filters.exponents[:, some], filters.norms[:, some]
+            for part in parts:
+                window = Window(part.channels, kernel, width, adjoint)
+                read = part.rows, part.heads, window.read
+                exponents = survey.exponents[read]
+                X = do.turned(x[:, *read], exponents, length, buffer, turn=turn)
+                do.transform(X, inverse=False)
+                if kernel == 1:
+                    X *= spectra
+                    sizes, heard = exponents + scales, survey.norms[read] * norms
+                else:
+                    rows_read = xp.stack(window.rows(exponents, ZERO), -1) + scales[:, :, None]
+                    sizes = rows_read.max(-1)
+                    shares = rows_read - sizes[..., None]
+                    X = do.filtered(X, spectra, shares, window.count, window.missing, adjoint=adjoint)
+                    read_norms = xp.stack(window.rows(survey.norms[read], 0), -1)
+                    heard = (xp.ldexp(read_norms, shares) * norms[:, :, None]).sum(-1)
+                do.transform(X, inverse=True)
+                do.signal(X, out[:, *part], sizes, heard * _rounding(computed, n), turn=turn)
+
+    def _correlation(
+        self, x: Array, g: Array, seen_x: Survey, seen_g: Survey, computed: Any, kernel: int, lags: int
+    ) -> Array:
+        """Return the correlation of signals, as if what is not finite were zero."""
+        xp, do = self._operations.xp, self._operations
+        n, rows, heads, width = x.shape
+        turn, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
+        length = fast_length(n if turn else n + lags - 1)
+        whole = Window(slice(0, width), kernel, width, False)
+        sizes = xp.stack(whole.rows(seen_x.exponents, ZERO), -1) + seen_g.exponents[..., None]
+        largest = sizes.max((0, 2))  # (heads, kernel)
+        shares = sizes - largest[:, None]
+        heard = xp.ldexp(xp.stack(whole.rows(seen_x.norms, 0), -1) * seen_g.norms[..., None], shares).sum((0, 2))
+        out = xp.empty((heads, kernel, lags), computed)
+        for some, parts in pieces(length, rows, heads, width, kernel):
+            total = xp.zeros((length, 1, some.stop - some.start, kernel), buffer)
+            for part in parts:
+                window = Window(part.channels, kernel, width, False)
+                read = part.rows, part.heads, window.read
+                X = do.turned(x[:, *read], seen_x.exponents[read], length, buffer, turn=turn)
+                G = do.turned(g[:, *part], seen_g.exponents[part], length, buffer, turn=turn)
+                do.transform(X, inverse=False)
+                do.transform(G, inverse=False)
+                for i in range(kernel):
+                    sources, targets = window.pairs(i)
+                    total[:, 0, :, i] += do.paired(X[..., sources], G[..., targets], shares[*part, i][..., targets])
+            do.transform(total, inverse=True)
+            view = out[some].transpose(2, 0, 1)[:, None]
+            do.signal(total, view, largest[None, some], heard[None, some] * _rounding(computed, n), turn=turn)
+        return out
+
+    def _product_by_segments(
+        self, w: Array, x: Array, out: Array, computed: Any, adjoint: bool, segment_ids: Array
+    ) -> None:
+        """Write the product within documents, some rows at a time, as if what is not finite were zero."""
+
+        def product(w: Array, x: Array) -> Array:
+            part, w = self._operations.xp.empty(x.shape, computed), w[..., : x.shape[-2]]
+            signals, results = (_time_first(a, w.shape[0]) for a in (x, part))
+            survey = self._surveyed(signals, computed, last=True)
+            self._product(w, signals, survey, results, computed, adjoint)
+            return part
+
+        for ids, some, target in _row_groups(segment_ids, x, out):
+            wide = some.astype(computed, copy=False)
+            target[...] = _masks.by_segments(product, w, wide, ids, adjoint=adjoint)
+
+    def _correlation_by_segments(
+        self, x: Array, g: Array, computed: Any, segment_ids: Array, *, lags: int, heads: int, kernel: int
+    ) -> Array:
+        """Return the correlation within documents, some rows at a time."""
+
+        def correlate(x: Array, g: Array, lags: int) -> Array:
+            sources, targets = _time_first(x, heads), _time_first(g, heads)
+            seen_x, seen_g = (self._surveyed(signals, computed, last=True) for signals in (sources, targets))
+            return self._correlation(sources, targets, seen_x, seen_g, computed, kernel, min(lags, x.shape[-2]))
+
+        total = self._operations.xp.zeros((heads, kernel, lags), computed)
+        for ids, *pair in _row_groups(segment_ids, x, g):
+            x, g = (a.astype(computed, copy=False) for a in pair)
+            total += _masks.correlate_by_segments(correlate, x, g, ids, lags=lags)
+        return total
+
+    def _reach(self, x: Array, segment_ids: Array, adjoint: bool) -> Array:
+        """Return how far back (or ahead) each time reads, `(rows, n)`: `FAR`, to NaN, in rows out of order."""
+        xp, reach = self._operations.xp, _masks.positions(x, segment_ids, from_end=adjoint)[..., 0]
+        reach = xp.where(_masks.unsorted(segment_ids)[..., None], xp.full_like(reach, FAR), reach)
+        return xp.ascontiguousarray(reach.reshape(-1, reach.shape[-1]))
+
+    def _dtypes(self, *arrays: Array) -> tuple[Any, Any]:
+        """Return the dtype of the result and the one that it is computed in: float32 for halves."""
+        result = self._operations.xp.dtype(_arrays.result_dtype(*arrays))
+        return result, self._operations.xp.dtype("float32") if result.itemsize == 2 else result
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What is known of lags; each row of a kernel is scaled by itself, for it may be read alone."""
+
+    signals: Array
+    """The lags, `(lags, 1, heads, kernel)`."""
+    exponents: Array
+    """`(1, heads, kernel)`."""
+    norms: Array
+    """Of the scaled lags, `(1, heads, kernel)`."""
+    first: Array
+    """Each head's first lag that is not finite, or `FAR`, `(heads,)`."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some channels of a head of `width`, and those that a kernel of `size` rows reads for them."""
+
+    channels: slice
+    size: int
+    width: int
+    adjoint: bool
+
+    @property
+    def read(self) -> slice:
+        """Return the channels that are read and are there."""
+        more = self.size - 1
+        if self.adjoint:
+            return slice(self.channels.start, min(self.width, self.channels.stop + more))
+        return slice(max(0, self.channels.start - more), self.channels.stop)
+
+    @property
+    def missing(self) -> int:
+        """Return how many channels are read as zeros before those."""
+        return 0 if self.adjoint else self.size - 1 - (self.channels.start - self.read.start)
+
+    @property
+    def count(self) -> int:
+        """Return how many channels are written."""
+        count: int = self.channels.stop - self.channels.start
+        return count
+
+    def rows(self, a: Array, fill: float) -> list[Array]:
+        """Return what each row of the kernel reads of the columns `read` of `a`, with `fill` for missing channels."""
+        xp = _exchange.namespace_of(a)
+        behind = self.count + self.size - 1 - self.missing - a.shape[-1]
+        ends = [xp.full((*a.shape[:-1], more), fill, dtype=a.dtype) for more in (self.missing, behind)]
+        a = xp.concat([ends[0], a, ends[1]], axis=-1)
+        starts = range(self.size)[:: -1 if self.adjoint else 1]
+        return [a[..., start : start + self.count] for start in starts]
+
+    def pairs(self, i: int) -> tuple[slice, slice]:
+        """Return the channels of `read`, and those written, that row i of the kernel joins in a correlation."""
+        first, shift = min(self.count, max(0, self.missing - i)), i - self.missing
+        return slice(first + shift, self.count + shift), slice(first, self.count)
+
+
+def _time_first(a: Array, heads: int) -> Array:
+    """Return `(..., n, d)` as `(n, rows, heads, channels)`."""
+    n, d = a.shape[-2:]
+    return a.reshape(-1, n, heads, d // heads).transpose(1, 0, 2, 3)
+
+
+def _row_groups(segment_ids: Array, *arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Yield ids `(rows, n)` and signals `(rows, n, d)`, as many rows as are computed at once."""
+    n, d = arrays[0].shape[-2:]
+    flat = [segment_ids.reshape(-1, n), *(a.reshape(-1, n, d) for a in arrays)]
+    step = max(1, ENTRIES // (n * d))
+    for start in range(0, flat[0].shape[0], step):
+        yield tuple(a[start : start + step] for a in flat)
+
+
+def _doubled(a: Array) -> Array:
+    return a.astype("float64" if _arrays.is_real(a) else "complex128")
+
+
+def _rounding(computed: Any, n: int) -> float:
+    """Return `c * eps * log2(n)` of the error law."""
+    eps = 2.0**-23 if computed.name in ("float32", "complex64") else 2.0**-52
+    return NOISE * eps * math.log2(max(n, 2))

@@ -1,0 +1,167 @@
+"""The operations on a GPU: cuFFT, and kernels of our own where they save passes over memory.
+
+Everything is queued on the current stream, and nothing waits for the device, except that the first plan of a size does,
+and one that is dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cupy
+
+from tmm_core import _exchange
+from tmm_core._exchange import Array
+
+from . import sources
+from .operations import BLOCK, Survey
+from .plans import Plan, PlanKey, Plans
+
+__all__ = ["Gpu", "missing", "queue_of"]
+
+SHARE_OF_MEMORY = 8
+"""Plans may hold one part in so many of a device's memory."""
+THREAD_STREAM = 2
+"""The number of the stream that every thread has one of."""
+FORWARD, INVERSE = -1, 1
+
+
+@functools.cache
+def missing() -> str | None:
+    """Return what this machine lacks for the engine, or None."""
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # of the driver or of the runtime: whatever they say, no GPU can be used
+        return f"there is no GPU that CuPy could use here ({error})"
+    if count == 0:
+        return "there is no GPU here"
+    try:
+        cupy.cuda.cufft  # noqa: B018  (CuPy loads it now)
+    except ImportError as error:
+        return f"cuFFT cannot be loaded ({error}): pip install 'cupy-cuda13x[ctk]'"
+    return None
+
+
+@contextmanager
+def queue_of(array: Array) -> Iterator[None]:
+    """Queue work on the device of `array`, of any library, and on its library's stream where that is known.
+
+    On one stream, memory that one library gives back is not used anew before the other has read it.
+    """
+    stream = _exchange.stream_of(array)
+    with cupy.cuda.Device(array.__dlpack_device__()[1]):
+        if stream is None:
+            yield
+        else:
+            with cupy.cuda.ExternalStream(stream) if stream else cupy.cuda.Stream.null:
+                yield
+
+
+def _kernel(name: str, source: tuple[str, ...]) -> Any:
+    kind = cupy.ElementwiseKernel if len(source) == 3 else cupy.ReductionKernel
+    return kind(*source, name=f"tmm_{name}", preamble=sources.PREAMBLE)
+
+
+class Gpu:
+    """The operations, on CuPy arrays; see `Operations`."""
+
+    def __init__(self) -> None:
+        """Prepare the kernels, which CuPy compiles at their first call for each set of dtypes."""
+        self.xp: Any = cupy
+        self._survey = _kernel("survey", sources.SURVEY)
+        self._column = _kernel("column", sources.COLUMN)
+        self._turned = _kernel("turned", sources.TURNED)
+        self._filtered = _kernel("filtered", sources.FILTERED)
+        self._paired = _kernel("paired", sources.PAIRED)
+        self._signal = _kernel("signal", sources.SIGNAL)
+        self._spoil = _kernel("spoil", sources.SPOIL)
+
+    def survey(self, signals: Array, real: Any, *, last: bool) -> Survey:
+        """Return what the engine must know of signals, in the real dtype `real`."""
+        n, *column = signals.shape
+        shape = (-(-n // BLOCK), *column)
+        peaks, squares = cupy.empty(shape, real), cupy.empty(shape, real)
+        marks = cupy.empty(shape, cupy.int32)
+        self._survey(signals, BLOCK, last, peaks, squares, marks)
+        exponents, nearest = cupy.empty(column, cupy.int32), cupy.empty(column, cupy.int32)
+        norms = cupy.empty(column, real)
+        self._column(peaks, squares, marks, shape[0], norms.size, last, exponents, norms, nearest)
+        return Survey(exponents, norms, nearest, marks)
+
+    def turned(self, signals: Array, exponents: Array, length: int, dtype: Any, *, turn: bool) -> Array:
+        """Return signals, scaled and turned, in a buffer."""
+        n, *column = signals.shape
+        buffer = cupy.empty((length, *column), dtype)
+        self._turned(signals, exponents, buffer[0].size, length, turn, buffer[:n])
+        buffer[n:].fill(0)
+        return buffer
+
+    def transform(self, buffer: Array, *, inverse: bool) -> None:
+        """Transform along the first axis, in place.
+
+        By the layout that cuFFT calls advanced: the stride of a transform is the number of columns, and columns lie
+        side by side, so that neighbouring threads read neighbouring numbers and nothing is transposed.
+        """
+        length, columns = buffer.shape[0], buffer[0].size
+        if length == 1 or columns == 0:
+            return
+        device, stream = cupy.cuda.runtime.getDevice(), cupy.cuda.get_current_stream().ptr
+        thread = threading.get_ident() if stream == THREAD_STREAM else 0
+        key = PlanKey(stream, thread, length, columns, buffer.dtype.name)
+        with _plans(device).borrowed(key, functools.partial(_plan, key)) as plan:
+            plan.fft(buffer, buffer, INVERSE if inverse else FORWARD)
+
+    def filtered(
+        self, spectra: Array, filters: Array, shares: Array, width: int, missing: int, *, adjoint: bool
+    ) -> Array:
+        """Return the sum over the kernel's rows of spectra of neighbouring channels, filtered."""
+        length, rows, heads, block = spectra.shape
+        out = cupy.empty((length, rows, heads, width), spectra.dtype)
+        sizes = (rows, heads, width, block, missing, filters.shape[-1])
+        self._filtered(spectra, cupy.ascontiguousarray(filters), shares, *sizes, adjoint, out)
+        return out
+
+    def paired(self, x: Array, g: Array, shares: Array) -> Array:
+        """Return the products of spectra, summed over rows and channels."""
+        return self._paired(x, g, shares, axis=(1, 3))
+
+    def signal(self, buffer: Array, out: Array, exponents: Array, noise: Array, *, turn: bool) -> None:
+        """Write the signals of a buffer, turned back and scaled."""
+        length, columns = buffer.shape[0], buffer[0].size
+        self._signal(buffer[: out.shape[0]], exponents, noise, columns, length, turn, out)
+
+    def spoil(
+        self,
+        out: Array,
+        signals: Array,
+        survey: Survey,
+        first: Array,
+        reach: Array | None,
+        lags: int,
+        kernel: int,
+        *,
+        adjoint: bool,
+    ) -> None:
+        """Write NaN wherever an output reads a non-finite entry."""
+        ahead = first if reach is None else reach
+        tables = survey.marks, survey.nearest, first, ahead
+        self._spoil(signals, *tables, reach is not None, lags, BLOCK, kernel, adjoint, out)
+
+
+@functools.cache
+def _plans(device: int) -> Plans:
+    """Return the plans of a device."""
+    return Plans(most_bytes=cupy.cuda.Device(device).mem_info[1] // SHARE_OF_MEMORY)
+
+
+def _plan(key: PlanKey) -> Plan:
+    """Make a plan on the current device."""
+    cufft = cupy.cuda.cufft
+    kind = cufft.CUFFT_C2C if key.dtype == "complex64" else cufft.CUFFT_Z2Z
+    layout = ((key.length,), key.columns, 1)  # as if in one array; stride in time; distance of columns
+    plan = cufft.PlanNd((key.length,), *layout, *layout, kind, key.columns, "C", 0, None)
+    return Plan(plan, plan.work_area.mem.size)

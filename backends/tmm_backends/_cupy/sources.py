@@ -1,0 +1,202 @@
+"""The source of the kernels: CUDA C++ in the form of CuPy's elementwise and reduction kernels.
+
+Each does in one pass what array calls would do in several. Numbers are read and written in their own dtypes, T and Y,
+and computed in R or complex<R>: halves are widened on the way. `i` counts the entries that CuPy's loop goes over, in C
+order.
+"""
+
+from __future__ import annotations
+
+__all__ = ["COLUMN", "FILTERED", "PAIRED", "PREAMBLE", "SIGNAL", "SPOIL", "SURVEY", "TURNED"]
+
+PREAMBLE = """
+template <typename R, typename T> __device__ inline complex<R> tmm_read(const T& v) {
+    return complex<R>(static_cast<R>(v), R(0));
+}
+template <typename R, typename S> __device__ inline complex<R> tmm_read(const complex<S>& v) {
+    return complex<R>(static_cast<R>(v.real()), static_cast<R>(v.imag()));
+}
+template <typename T, typename R> __device__ inline void tmm_write(T& out, const complex<R>& v) {
+    out = T(v.real());
+}
+template <typename S, typename R> __device__ inline void tmm_write(complex<S>& out, const complex<R>& v) {
+    out = complex<S>(static_cast<S>(v.real()), static_cast<S>(v.imag()));
+}
+template <typename R> __device__ inline bool tmm_finite(const complex<R>& v) {
+    return isfinite(v.real()) && isfinite(v.imag());
+}
+template <typename R> __device__ inline R tmm_size(const complex<R>& v) {
+    return fmax(fabs(v.real()), fabs(v.imag()));
+}
+template <typename R> __device__ inline complex<R> tmm_power(const complex<R>& v, int exponent) {
+    return complex<R>(ldexp(v.real(), exponent), ldexp(v.imag(), exponent));
+}
+// Computed where it is needed: a table would be one more read, and made on one stream and read on another.
+__device__ inline void tmm_turn(complex<float>& t, ptrdiff_t m, ptrdiff_t length) {
+    float sine, cosine;
+    sincospif(float(m) / float(2 * length), &sine, &cosine);
+    t = complex<float>(cosine, sine);
+}
+__device__ inline void tmm_turn(complex<double>& t, ptrdiff_t m, ptrdiff_t length) {
+    double sine, cosine;
+    sincospi(double(m) / double(2 * length), &sine, &cosine);
+    t = complex<double>(cosine, sine);
+}
+"""
+
+# Over the tables: one thread reads the times of a block in a column.
+SURVEY = (
+    "raw T x, int64 block, bool last",
+    "R peak, R square, int32 mark",
+    """
+    const ptrdiff_t n = x.shape()[0], rows = x.shape()[1], heads = x.shape()[2], width = x.shape()[3];
+    const ptrdiff_t c = i % width, h = i / width % heads, r = i / (width * heads) % rows;
+    const ptrdiff_t begin = i / (width * heads * rows) * block;
+    const ptrdiff_t end = begin + block < n ? begin + block : n;
+    R most = 0, total = 0;
+    int found = -1;
+    for (ptrdiff_t t = begin; t < end; ++t) {
+        const ptrdiff_t at[4] = {t, r, h, c};
+        const complex<R> v = tmm_read<R>(x[at]);
+        if (!tmm_finite(v)) {
+            if (last || found < 0) found = int(t);
+            continue;
+        }
+        const R size = tmm_size(v);
+        if (size > most) {  // squares of ratios: those of the entries themselves may be out of range
+            const R ratio = most / size;
+            total *= ratio * ratio;
+            most = size;
+        }
+        if (most > 0) {
+            const R re = v.real() / most, im = v.imag() / most;
+            total += re * re + im * im;
+        }
+    }
+    peak = most;
+    square = total;
+    mark = found >= 0 || last ? found : 1 << 30;
+    """,
+)
+
+# Over the columns: what the tables say of each.
+COLUMN = (
+    "raw R peak, raw R square, raw int32 mark, int64 blocks, int64 columns, bool last",
+    "int32 exponent, R norm, int32 nearest",
+    """
+    R most = 0;
+    int found = last ? -1 : 1 << 30;
+    for (ptrdiff_t b = 0; b < blocks; ++b) {
+        most = fmax(most, R(peak[b * columns + i]));
+        const int m = mark[b * columns + i];
+        found = last ? max(found, m) : min(found, m);
+    }
+    int power = 0;
+    frexp(most, &power);
+    R total = 0;
+    for (ptrdiff_t b = 0; b < blocks; ++b) {
+        const R part = ldexp(R(peak[b * columns + i]), -power);
+        total += square[b * columns + i] * part * part;
+    }
+    exponent = most > 0 ? power : -10000;
+    norm = sqrt(total);
+    nearest = found;
+    """,
+)
+
+# Over the signals' times of a buffer.
+TURNED = (
+    "T x, int32 exponent, int64 columns, int64 length, bool turn",
+    "C y",
+    """
+    typedef typename C::value_type R;
+    complex<R> v = tmm_read<R>(x);
+    v = tmm_finite(v) ? tmm_power(v, -exponent) : complex<R>(0, 0);
+    if (turn) {
+        complex<R> t;
+        tmm_turn(t, i / columns, length);
+        v = complex<R>(v.real() * t.real(), v.real() * t.imag());
+    }
+    y = v;
+    """,
+)
+
+# Over a buffer; the spectra have `block` channels, the result `width`.
+FILTERED = (
+    "raw C x, raw C w, raw int32 share, int64 rows, int64 heads, int64 width, int64 block, int64 missing, "
+    "int64 kernel, bool adjoint",
+    "C y",
+    """
+    typedef typename C::value_type R;
+    const ptrdiff_t c = i % width, line = i / width, h = line % heads, m = line / (heads * rows);
+    const ptrdiff_t column = line % (heads * rows) * width + c;
+    complex<R> total(0, 0);
+    for (ptrdiff_t k = 0; k < kernel; ++k) {
+        const ptrdiff_t source = c + (adjoint ? kernel - 1 - k : k) - missing;
+        if (source < 0 || source >= block) continue;
+        const C product = x[line * block + source] * w[(m * heads + h) * kernel + k];
+        total += tmm_power(product, share[column * kernel + k]);
+    }
+    y = total;
+    """,
+)
+
+# Sums over rows and channels.
+PAIRED = ("C x, C g, int32 share", "C y", "tmm_power(conj(x) * g, share)", "a + b", "y = a", "0")
+
+# Over signals.
+SIGNAL = (
+    "C y, int32 exponent, R noise, int64 columns, int64 length, bool turn",
+    "Y out",
+    """
+    complex<R> v(y.real() / R(length), y.imag() / R(length));
+    if (turn) {
+        complex<R> t;
+        tmm_turn(t, i / columns, length);
+        v = complex<R>(v.real() * t.real() + v.imag() * t.imag(), 0);
+    }
+    complex<R> result = tmm_power(v, exponent);
+    if (!tmm_finite(result)) {
+        const R size = hypot(v.real(), v.imag());
+        const R nearer = size > noise ? 1 - noise / size : R(0);
+        result = tmm_power(complex<R>(v.real() * nearer, v.imag() * nearer), exponent);
+    }
+    tmm_write(out, result);
+    """,
+)
+
+# Over signals; where a column has no non-finite entry, nothing but its number is read, and nothing written.
+SPOIL = (
+    "raw T x, raw int32 marks, raw int32 nearest, raw int32 first, raw int32 reach, bool known, int64 lags, "
+    "int64 block, int64 kernel, bool adjoint",
+    "Y y",
+    """
+    const ptrdiff_t n = x.shape()[0], rows = x.shape()[1], heads = x.shape()[2], width = x.shape()[3];
+    const ptrdiff_t c = i % width, h = i / width % heads, r = i / (width * heads) % rows;
+    const ptrdiff_t t = i / (width * heads * rows), own = t / block, blocks = (n + block - 1) / block;
+    const ptrdiff_t columns = rows * heads * width, step = adjoint ? 1 : -1;
+    const int none = adjoint ? 1 << 30 : -1;
+    ptrdiff_t far = known ? ptrdiff_t(reach[r * n + t]) : adjoint ? n - 1 - t : t;
+    bool bad = far >= first[h];
+    far = far < lags - 1 ? far : lags - 1;
+    for (ptrdiff_t k = 0; k < kernel && !bad; ++k) {
+        const ptrdiff_t s = c + step * k;
+        if (s < 0 || s >= width) break;
+        const ptrdiff_t column = (r * heads + h) * width + s;
+        if (nearest[column] == none) continue;
+        if (marks[own * columns + column] != none) {
+            for (ptrdiff_t u = t; u / block == own && u >= 0 && u < n && step * (u - t) <= far && !bad; u += step) {
+                const ptrdiff_t at[4] = {u, r, h, s};
+                bad = !tmm_finite(tmm_read<double>(x[at]));
+            }
+        }
+        for (ptrdiff_t b = own + step; b >= 0 && b < blocks && !bad; b += step) {
+            const int mark = marks[b * columns + column];
+            if (mark == none) continue;
+            bad = step * (mark - t) <= far;
+            break;
+        }
+    }
+    if (bad) tmm_write(y, complex<float>(nanf(""), 0));
+    """,
+)
