@@ -69,16 +69,8 @@ def test_positions_are_counted_within_documents_however_long_the_row():
     mask = (np.arange(30) >= 20)[None].astype(int)
     logits = lm.forward(params, ids, HEADS, attention_mask=mask)
     assert logits[0, 20:] == pytest.approx(lm.forward(params, ids[0, 20:], HEADS), abs=1e-10)
-    with pytest.raises(
-        ValueError, match=r"the longest document has 13 positions and the position bias only max_len=12"
-    ):
-        lm.forward(
-            params,
-            ids,
-            HEADS,
-            segment_ids=np.repeat([[0, 1]], [13, 17], axis=1)[:, :30] * (np.arange(30) < 26)
-            + (np.arange(30) >= 26) * 2,
-        )
+    with pytest.raises(ValueError, match=r"the longest document has 13 positions .* only max_len=12"):
+        lm.forward(params, ids, HEADS, segment_ids=np.repeat([[0, 1, 2]], [13, 5, 12], axis=1))
 
 
 def test_traced_code_makes_nan_beyond_the_position_bias():
@@ -112,10 +104,8 @@ def test_targets_count_as_they_are():
     logits = lm.forward(params, ids, HEADS, segment_ids=np.sort(SEGMENTS))
     targets = np.roll(ids, -1, 1)
     targets[1, 3:6] = lm.IGNORED
-    nats = (
-        np.log(np.exp(logits).sum(-1))
-        - np.take_along_axis(logits, np.where(targets < 0, 0, targets)[..., None], 2)[..., 0]
-    )
+    chosen = np.take_along_axis(logits, np.maximum(targets, 0)[..., None], 2)[..., 0]
+    nats = np.log(np.exp(logits).sum(-1)) - chosen
     expected = nats[targets != lm.IGNORED].mean()
     assert lm.loss(params, ids, HEADS, targets=targets, segment_ids=np.sort(SEGMENTS)) == pytest.approx(expected)
     single = lm.loss(params, ids[:, :1], HEADS, targets=targets[:, :1])
@@ -143,7 +133,7 @@ def forwards(config: TMMConfig) -> list[Any]:
         ({"attention_mask": MASK * [[0], [1]]}, "row of padding only: leave such rows out"),
         ({"attention_mask": 2 * MASK}, "must hold 1 for tokens and 0 for padding"),
         ({"attention_mask": MASK - 1.0}, "must hold 1 for tokens and 0 for padding"),
-        ({"attention_mask": MASK[:1]}, r"attention_mask must have the shape of input_ids, \(2, 12\), and has \(1, 12\)"),
+        ({"attention_mask": MASK[:1]}, r"must have the shape of input_ids, \(2, 12\), and has \(1, 12\)"),
         ({"segment_ids": SEGMENTS}, "segment_ids must not decrease along time"),
         ({"segment_ids": SEGMENTS[:, 1:]}, r"segment_ids must have the shape of input_ids"),
         ({"segment_ids": SEGMENTS, "attention_mask": np.roll(MASK, 1, 1)}, "segment_ids must not decrease"),

@@ -6,7 +6,7 @@ import functools
 import pytest
 from conftest import LIBRARIES, library_or_skip
 
-from tmm_core.testing import LAWS, check_dtypes, check_gradients, check_shapes, numpy_library
+from tmm_core.testing import BATCH_LAWS, LAWS, check_dtypes, check_gradients, check_shapes, numpy_library
 
 # A backend of another library computes on copies, so one of the ways to use a library stands for the others. What JAX's
 # own engine compiles is the definition, which need not be compiled for the laws again.
@@ -23,10 +23,15 @@ DIFFERENTIABLE += [("jax-jit", "numpy"), ("jax-jit", "torch"), ("jax", "jax")]
 # JAX's engine compiles for every shape, the same whose arrays they are, so of those only what differs is checked.
 COMPILED = [("numpy", "jax"), ("torch", "jax"), ("dask", "jax")]
 
+# Layers and models are many operations, each of which eager JAX compiles: whole programs stand for the definition's.
+# Torch compiles the model of `tmm_adapters`, in `test_batches.py`, not the definition.
+WHOLE = [pair for pair in PAIRS if pair[0] != "torch-compiled" and pair not in (("jax", "array_api"), ("jax", "numpy"))]
+WHOLE = [pair for pair in WHOLE if pair[0] != "dask" or pair[1] == "numpy"]
+
 CASES = [
     pytest.param(name, backend, law, id=f"{name}-{backend}-{law.__name__.removeprefix('check_')}")
     for law, pairs in (
-        *((law, PAIRS) for law in LAWS),
+        *((law, WHOLE if law in BATCH_LAWS else PAIRS) for law in LAWS),
         (check_gradients, [*DIFFERENTIABLE, ("torch", "jax")]),
         (check_dtypes, COMPILED),
         (check_shapes, COMPILED),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from types import ModuleType
 
+import array_api_compat as compat
+
 from . import _masks, toeplitz
 from ._arrays import result_dtype_name, values_known
 from ._checks import together
@@ -192,5 +194,7 @@ def _at(xp: ModuleType, table: Array, positions: Array | None, n: int) -> Array:
     """Return `table`, of shape (h, L), at each position, as (..., n, h, 1), to meet (..., n, h, d/h)."""
     if positions is None:
         return xp.matrix_transpose(table[:, :n])[..., None]
+    if compat.is_dask_array(table):
+        table = table.rechunk(-1)  # or each chunk of positions would be taken from each chunk of the table
     taken = xp.take(table, xp.reshape(positions, (-1,)), axis=1)
     return xp.reshape(xp.matrix_transpose(taken), (*positions.shape, table.shape[0], 1))

@@ -21,6 +21,7 @@ import numpy as np
 
 import tmm_core
 
+from ._batch_laws import BATCH_LAWS
 from ._exchange import Array
 from ._oracles import (
     EPS,
@@ -38,7 +39,7 @@ from ._oracles import (
     spoiled_outputs,
 )
 
-__all__ = ["ERROR_CONSTANT", "LAWS", "Library", "check_gradients", "numpy_library"]
+__all__ = ["BATCH_LAWS", "ERROR_CONSTANT", "LAWS", "Library", "check_gradients", "numpy_library"]
 
 SMALLEST = 2.0**-126
 """The smallest normal float32: XLA reads and writes zero for what is smaller."""
@@ -507,5 +508,6 @@ LAWS: tuple[Law, ...] = (
     check_dtypes,
     check_shapes,
     check_solve,
+    *BATCH_LAWS,
 )
 """Every law as a function of a library and the name of a backend; one that is broken raises AssertionError."""
