@@ -15,7 +15,7 @@ from ._arrays import computed_in, device_of, nan_where, values_known
 from ._exchange import Array, namespace_of
 from ._masks import by_segments, correlate_by_segments, split_finite, spoiled_lags, spoiled_outputs, unsorted
 
-__all__ = ["causal_toeplitz_correlate", "causal_toeplitz_matmul"]
+__all__ = ["causal_toeplitz_correlate", "causal_toeplitz_matmul", "quiet"]
 
 DIRECT_BELOW = 128
 """Up to this length direct sums are faster: in NumPy on one core, float32, 1.5 to 4 times at n = 128, even at 256."""
@@ -34,7 +34,7 @@ def causal_toeplitz_matmul(w: Array, x: Array, /, *, adjoint: bool, exact: bool,
         method = _direct if exact or x.shape[-2] <= DIRECT_BELOW else _fourier
         return method.product(w, x, adjoint=adjoint)
 
-    with _quiet():
+    with quiet():
         if segment_ids is None:
             y = product(w, x)
         else:
@@ -60,7 +60,7 @@ def causal_toeplitz_correlate(
         method = _direct if exact or x.shape[-2] <= DIRECT_BELOW else _fourier
         return method.correlation(x, g, lags=lags, heads=heads, kernel=kernel)
 
-    with _quiet():
+    with quiet():
         if segment_ids is None:
             c = correlate(x, g, used)
         else:
@@ -73,7 +73,7 @@ def causal_toeplitz_correlate(
     return c
 
 
-def _quiet() -> Any:
+def quiet() -> Any:
     """Return a context without NumPy's floating-point warnings, which also concern results that are then repaired."""
     numpy = sys.modules.get("numpy")  # also under array_api_strict and in Dask's blocks
     return nullcontext() if numpy is None else numpy.errstate(all="ignore")

@@ -6,7 +6,7 @@ import functools
 import sys
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import array_api_compat as compat
 
@@ -14,12 +14,11 @@ from . import _tiles
 from ._arrays import device_of, values_known
 from ._checks import together
 from ._exchange import Array, dtype_name, namespace_of, share_like
+from ._maths import quiet
+from ._stream_states import StreamState, refuse_length
 from .toeplitz import causal_toeplitz_matmul
 
-if TYPE_CHECKING:
-    from ._streams import StreamState
-
-__all__ = ["EngineSteps", "ForeignSteps", "Parts", "Steps", "detached", "inference", "least_of", "refuse_length"]
+__all__ = ["EngineSteps", "ForeignSteps", "Parts", "Steps", "detached", "inference"]
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,9 @@ class Steps:
         self.plain = parts.sums is None and parts.bias is None
         self.half = parts.lags.dtype != parts.dtype
 
-    def view(self, tape: Array) -> Any:
-        """Return what steps read and write in place of a tape, on its memory."""
-        return tape
+    def begin(self, plan: Any, shape: tuple[int, ...], tape: Array, **place: Any) -> StreamState:
+        """Return a stream on a tape of its own, in C order, at a place in it."""
+        return StreamState(plan, self, shape, tape, **place)
 
     def new_tape(self, rows: tuple[int, int], length: int) -> Array:
         """Return a tape without inputs."""
@@ -66,9 +65,12 @@ class Steps:
         x = self.checked(state, x)
         lags = self.parts.lags
         x = self.xp.astype(self.xp.reshape(x, state.rows), lags.dtype, copy=False)
-        y, state.tape = _tiles.step(self.product, lags, state.tape, state.at, x, self.leaf)
+        with quiet():
+            y, state.tape = _tiles.step(self.product, lags, state.tape, state.at, x, self.leaf)
         if not self.plain:
-            y = self.finished(self.xp.reshape(y, (state.rows[0], lags.shape[0], state.rows[1] // lags.shape[0])), state)
+            rows, d = state.rows
+            y = self.xp.reshape(y, (rows, lags.shape[0], d // lags.shape[0]))
+            y = self.finished(y, state.position, state.padding)
         state.at += 1
         return self.xp.astype(self.xp.reshape(y, state.shape), self.parts.dtype, copy=False)
 
@@ -125,16 +127,20 @@ class Steps:
         padding = None if state.padding is None else self.xp.take(state.padding, indices, axis=0)
         return self.xp.take(state.tape, indices, axis=0), padding
 
-    def finished(self, y: Array, state: StreamState) -> Array:
-        """Return outputs `(b, h, d / h)` at the state's position, divided by the sums and with the bias added."""
-        position = state.origin + state.at
+    def finished(self, y: Array, position: int, padding: Array | None) -> Array:
+        """Return outputs `(b, h, d / h)` at a position, divided by the sums and with the bias added."""
         sums, bias = self.parts.sums, self.parts.bias
-        if state.padding is not None:
-            position = position - state.padding  # (b,)
+        if padding is None:
+            if sums is not None:
+                y /= sums[position, ...]
+            if bias is not None:
+                y += bias[position, ...]
+            return y
+        positions = position - padding  # (b,)
         if sums is not None:
-            y /= sums[position, ...] if state.padding is None else self.xp.take(sums, position, axis=0)
+            y /= self.xp.take(sums, positions, axis=0)
         if bias is not None:
-            y += bias[position, ...] if state.padding is None else self.xp.take(bias, position, axis=0)
+            y += self.xp.take(bias, positions, axis=0)
         return y
 
     def checked(self, state: StreamState, x: Array) -> Array:
@@ -188,7 +194,7 @@ class EngineSteps(Steps):
         y = self.kind(rows, self.computed)
         self.advance(self.tiles, state.tape, at, x, y)
         if not self.plain:
-            self.finished(y.reshape(rows[0], self.heads, rows[1] // self.heads), state)
+            self.finished(y.reshape(rows[0], self.heads, rows[1] // self.heads), state.origin + at, state.padding)
         state.at = at + 1
         if self.half:
             y = y.astype(self.dtype)
@@ -225,22 +231,6 @@ class ForeignSteps(Steps):
     def chosen_rows(self, state: StreamState, indices: Array) -> tuple[Array, Array | None]:
         """Return rows of the engine's arrays."""
         return self.inner.chosen_rows(state, self.engine.receive(indices))
-
-
-def refuse_length(state: StreamState, count: int) -> NoReturn:
-    """Say why a stream cannot take `count` more tokens."""
-    plan, came = state.plan, f"{state.position} tokens have come and {count} would follow"
-    if state.at + count > state.tape.shape[1]:
-        raise ValueError(f"the stream is full: {came}, with capacity={plan.capacity}: plan with a larger capacity")
-    raise ValueError(
-        f"the position bias ends at max_len={plan.positions}: {came}: end the stream there, "
-        "or use a model without position bias (position_bias=False), which runs on"
-    )
-
-
-def least_of(padding: Array | None) -> int:
-    """Return how much longer than the position bias a stream may be: 0 where that cannot be known."""
-    return int(namespace_of(padding).min(padding)) if padding is not None and values_known(padding) else 0
 
 
 def detached(a: Array) -> Array:

@@ -9,8 +9,9 @@ from . import _registry
 from ._arrays import device_of, result_dtype_name, values_known
 from ._checks import check_count, check_filter, check_heads, together
 from ._exchange import Array, namespace_of
-from ._stream_steps import detached, least_of, refuse_length
-from ._streams import StreamPlan, StreamState
+from ._stream_plans import StreamPlan
+from ._stream_states import StreamState, least_of, refuse_length
+from ._stream_steps import detached
 from .mixing import check_bias_heads, is_complex, lags_of, running_sums
 
 __all__ = [
@@ -164,7 +165,7 @@ def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dt
     if plan.complex and not is_complex(xp, sample):
         raise TypeError("w and bias must be real where x is: make the stream with a complex dtype")
     steps = plan.steps(sample.dtype)
-    return StreamState(plan, steps, (*batch, d), steps.new_tape((math.prod(batch), d), plan.capacity))
+    return steps.begin(plan, (*batch, d), steps.new_tape((math.prod(batch), d), plan.capacity))
 
 
 def stream_prefill(
@@ -325,4 +326,4 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
 
 def _beside(state: StreamState, tape: Array, shape: tuple[int, ...], padding: Array | None) -> StreamState:
     """Return a stream that has come as far as another, on a tape of its own."""
-    return StreamState(state.plan, state.steps, shape, tape, origin=state.origin, at=state.at, padding=padding)
+    return state.steps.begin(state.plan, shape, tape, origin=state.origin, at=state.at, padding=padding)

@@ -1,4 +1,4 @@
-"""What a stream is made of: the plan that all streams of a layer share, and the state of one."""
+"""The plan that all streams of a layer share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from . import _registry
 from ._arrays import computed_in, device_of, is_real, nan_where
 from ._exchange import Array, device_kind, dtype_name, library_of, namespace_of
 from ._protocols import Request, StreamBridge
-from ._stream_steps import EngineSteps, ForeignSteps, Parts, Steps, least_of
+from ._stream_steps import EngineSteps, ForeignSteps, Parts, Steps
 
-__all__ = ["StreamPlan", "StreamState"]
+__all__ = ["StreamPlan"]
 
 
 class StreamPlan:
@@ -75,56 +75,3 @@ class StreamPlan:
         if engine is None:
             return Steps(parts)
         return EngineSteps(engine, parts) if engine.owns(sample) else ForeignSteps(engine, parts)
-
-
-class StreamState:
-    """One stream of a batch of rows: what has come, and what it will still contribute.
-
-    Attributes
-    ----------
-    plan : StreamPlan
-        Shared, never copied.
-    shape : tuple of int
-        Of a token's input, `(*batch, d)`.
-    tape : array, (b, length, d)
-        Inputs before entry `at`, pending outputs from it on; see `_tiles`. In float32 for halves.
-    origin, at : int
-        The time of the tape's first entry, and the entry of the next token.
-    end : int
-        Entries that may be used: all, or as many as the position bias has positions for.
-    padding : array of int, (b,), or None
-        The left padding of each row: positions are counted from there.
-    """
-
-    # No instance dictionary: a step reads a handful of these.
-    __slots__ = ("at", "end", "origin", "padding", "plan", "rows", "shape", "steps", "tape", "view")
-
-    def __init__(
-        self,
-        plan: StreamPlan,
-        steps: Steps,
-        shape: tuple[int, ...],
-        tape: Array,
-        *,
-        origin: int = 0,
-        at: int = 0,
-        padding: Array | None = None,
-    ) -> None:
-        """Make a stream that goes on with a tape of its own, in C order."""
-        self.plan = plan
-        self.steps = steps
-        self.shape = shape
-        self.padding = padding
-        self.turn_to(tape, origin, at)
-
-    def turn_to(self, tape: Array, origin: int, at: int = 0) -> None:
-        """Go on with another tape."""
-        self.tape, self.origin, self.at = tape, origin, at
-        self.rows = (tape.shape[0], tape.shape[2])
-        self.end = min(int(tape.shape[1]), self.plan.positions + least_of(self.padding) - origin)
-        self.view: Any = self.steps.view(tape)
-
-    @property
-    def position(self) -> int:
-        """The number of tokens that have come, padding included."""
-        return self.origin + self.at

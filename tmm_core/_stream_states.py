@@ -1,0 +1,82 @@
+"""The state of a stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from ._arrays import values_known
+from ._exchange import Array, namespace_of
+
+if TYPE_CHECKING:
+    from ._stream_plans import StreamPlan
+    from ._stream_steps import Steps
+
+__all__ = ["StreamState", "least_of", "refuse_length"]
+
+
+class StreamState:
+    """One stream of a batch of rows: what has come, and what it will still contribute.
+
+    Attributes
+    ----------
+    plan : StreamPlan
+        Shared, never copied.
+    shape : tuple of int
+        Of a token's input, `(*batch, d)`.
+    tape : array, (b, length, d)
+        Inputs before entry `at`, pending outputs from it on; see `_tiles`. In float32 for halves.
+    origin, at : int
+        The time of the tape's first entry, and the entry of the next token.
+    end : int
+        Entries that may be used: all, or as many as the position bias has positions for.
+    padding : array of int, (b,), or None
+        The left padding of each row: positions are counted from there.
+    """
+
+    # No instance dictionary: a step reads a handful of these.
+    __slots__ = ("at", "end", "origin", "padding", "plan", "rows", "shape", "steps", "tape")
+
+    def __init__(
+        self,
+        plan: StreamPlan,
+        steps: Steps,
+        shape: tuple[int, ...],
+        tape: Array,
+        *,
+        origin: int = 0,
+        at: int = 0,
+        padding: Array | None = None,
+    ) -> None:
+        """Make a stream that goes on with a tape of its own, in C order."""
+        self.plan = plan
+        self.steps = steps
+        self.shape = shape
+        self.padding = padding
+        self.turn_to(tape, origin, at)
+
+    def turn_to(self, tape: Array, origin: int, at: int = 0) -> None:
+        """Go on with another tape."""
+        self.tape, self.origin, self.at = tape, origin, at
+        self.rows = (tape.shape[0], tape.shape[2])
+        self.end = min(int(tape.shape[1]), self.plan.positions + least_of(self.padding) - origin)
+
+    @property
+    def position(self) -> int:
+        """The number of tokens that have come, padding included."""
+        return self.origin + self.at
+
+
+def refuse_length(state: StreamState, count: int) -> NoReturn:
+    """Say why a stream cannot take `count` more tokens."""
+    plan, came = state.plan, f"{state.position} tokens have come and {count} would follow"
+    if state.at + count > state.tape.shape[1]:
+        raise ValueError(f"the stream is full: {came}, with capacity={plan.capacity}: plan with a larger capacity")
+    raise ValueError(
+        f"the position bias ends at max_len={plan.positions}: {came}: end the stream there, "
+        "or use a model without position bias (position_bias=False), which runs on"
+    )
+
+
+def least_of(padding: Array | None) -> int:
+    """Return how much longer than the position bias a stream may be: 0 where that cannot be known."""
+    return int(namespace_of(padding).min(padding)) if padding is not None and values_known(padding) else 0
