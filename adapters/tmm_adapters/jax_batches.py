@@ -77,11 +77,12 @@ def check_batch(
         raise ValueError(f"a batch holds input_ids, and may hold {', '.join(NAMES[1:])}; got {', '.join(given)}")
     if "labels" in given and "targets" in given:
         raise ValueError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
+    for name, array in given.items():
+        _check_kind(name, array)
     shape = given["input_ids"].shape
     if len(shape) not in axes:
         raise ValueError(f"input_ids must have the shape (batch, n), got {shape}")
     for name, array in given.items():
-        _check_kind(name, array)
         if array.shape != shape or (name == "labels" and shape[-1] < 2):
             more = ", with two positions or more" if name == "labels" else ""
             raise ValueError(f"{name} must have the shape of input_ids{more}: got {array.shape} and {shape}")
