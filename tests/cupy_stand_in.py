@@ -98,7 +98,7 @@ class ElementwiseKernel:
                 where = f"data[{at}] + offset(i, ndim, tables[{2 * at}], tables[{2 * at + 1}])"
                 lines.append(f"{'' if written else 'const '}{kind}& {name} = *reinterpret_cast<{kind}*>({where});")
         names = "".join(f"typedef {TYPES[name]} {kind};\n" for kind, name in known)
-        code = f"""{HEAD}{self.preamble}{names}
+        code = f"""{HEAD}{names}{self.preamble}
 extern "C" void run(ptrdiff_t size, ptrdiff_t ndim, char** data, const ptrdiff_t** tables) {{
     for (ptrdiff_t i = 0; i < size; ++i) {{ {" ".join(lines)} {self.operation}; }}
 }}"""

@@ -279,7 +279,7 @@ def test_programs_for_accelerators():
         assert exported.platforms == (platform,)
         assert "fft" in exported.mlir_module()
         assert "tmm_core_host_engine" not in exported.mlir_module()
-        with pytest.raises(ValueError, match=r"'numba' computes on the CPU.*another platform.*backend='jax'"):
+        with pytest.raises(ValueError, match=r"'numba' is called by programs on a CPU.*another platform.*backend='jax'"):
             jax.export.export(jit(lambda w, x: loss(w, x, "numba")), platforms=[platform])(w, x)
 
 

@@ -11,6 +11,7 @@ from ._exchange import Array, namespace_of
 __all__ = [
     "by_segments",
     "correlate_by_segments",
+    "numbered",
     "positions",
     "split_finite",
     "spoiled_lags",
@@ -28,6 +29,15 @@ def unsorted(segment_ids: Array) -> Array:
     xp = namespace_of(segment_ids)
     n = segment_ids.shape[-1]
     return xp.any(segment_ids[..., min(n, 1) :] < segment_ids[..., : max(n - 1, 0)], axis=-1)
+
+
+def numbered(segment_ids: Array) -> Array:
+    """Return `segment_ids`, which do not decrease, as 0, 1, 2, … of 32 bits, which every library has."""
+    xp = namespace_of(segment_ids)
+    n = segment_ids.shape[-1]
+    changes = segment_ids[..., min(n, 1) :] != segment_ids[..., : max(n - 1, 0)]
+    begins = xp.concat([xp.zeros_like(segment_ids[..., : min(n, 1)], dtype=xp.bool), changes], axis=-1)
+    return xp.cumulative_sum(xp.astype(begins, xp.int32), axis=-1, dtype=xp.int32)
 
 
 def _running_max(a: Array) -> Array:

@@ -40,4 +40,4 @@ def _row(name: str) -> tuple[str, str, str, str]:
         backend = get_backend(name)
     except LookupError as error:
         return name, "-", "none", str(error)
-    return name, backend.version, ", ".join(backend.devices), backend.serves
+    return name, backend.version, ", ".join(backend.devices) or "none", backend.serves

@@ -36,9 +36,9 @@ def missing() -> str | None:
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # of the driver or of the runtime: whatever they say, no GPU can be used
-        return f"there is no GPU that CuPy could use here ({error})"
+        return f"there is no GPU here that CuPy could use ({error})"
     if count == 0:
-        return "there is no GPU here"
+        return "there is no GPU here that CuPy could use"
     try:
         cupy.cuda.cufft  # noqa: B018  (CuPy loads it now)
     except ImportError as error:

@@ -49,10 +49,10 @@ SURVEY = (
     "raw T x, int64 block, bool last",
     "R peak, R square, int32 mark",
     """
-    const ptrdiff_t n = x.shape()[0], rows = x.shape()[1], heads = x.shape()[2], width = x.shape()[3];
+    const ptrdiff_t times = x.shape()[0], rows = x.shape()[1], heads = x.shape()[2], width = x.shape()[3];
     const ptrdiff_t c = i % width, h = i / width % heads, r = i / (width * heads) % rows;
     const ptrdiff_t begin = i / (width * heads * rows) * block;
-    const ptrdiff_t end = begin + block < n ? begin + block : n;
+    const ptrdiff_t end = begin + block < times ? begin + block : times;
     R most = 0, total = 0;
     int found = -1;
     for (ptrdiff_t t = begin; t < end; ++t) {
@@ -171,12 +171,12 @@ SPOIL = (
     "int64 block, int64 kernel, bool adjoint",
     "Y y",
     """
-    const ptrdiff_t n = x.shape()[0], rows = x.shape()[1], heads = x.shape()[2], width = x.shape()[3];
+    const ptrdiff_t times = x.shape()[0], rows = x.shape()[1], heads = x.shape()[2], width = x.shape()[3];
     const ptrdiff_t c = i % width, h = i / width % heads, r = i / (width * heads) % rows;
-    const ptrdiff_t t = i / (width * heads * rows), own = t / block, blocks = (n + block - 1) / block;
+    const ptrdiff_t t = i / (width * heads * rows), own = t / block, blocks = (times + block - 1) / block;
     const ptrdiff_t columns = rows * heads * width, step = adjoint ? 1 : -1;
     const int none = adjoint ? 1 << 30 : -1;
-    ptrdiff_t far = known ? ptrdiff_t(reach[r * n + t]) : adjoint ? n - 1 - t : t;
+    ptrdiff_t far = known ? ptrdiff_t(reach[r * times + t]) : adjoint ? times - 1 - t : t;
     bool bad = far >= first[h];
     far = far < lags - 1 ? far : lags - 1;
     for (ptrdiff_t k = 0; k < kernel && !bad; ++k) {
@@ -185,7 +185,7 @@ SPOIL = (
         const ptrdiff_t column = (r * heads + h) * width + s;
         if (nearest[column] == none) continue;
         if (marks[own * columns + column] != none) {
-            for (ptrdiff_t u = t; u / block == own && u >= 0 && u < n && step * (u - t) <= far && !bad; u += step) {
+            for (ptrdiff_t u = t; u / block == own && u >= 0 && u < times && step * (u - t) <= far && !bad; u += step) {
                 const ptrdiff_t at[4] = {u, r, h, s};
                 bad = !tmm_finite(tmm_read<double>(x[at]));
             }

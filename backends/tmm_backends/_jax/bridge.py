@@ -101,10 +101,12 @@ def _operation(name: str) -> Primitive:
 def _concrete(operation: Primitive, name: str, *arrays: Array, engine: Engine, **options: Any) -> Array:
     """Compute on arrays that have values; cotangents and constants may be NumPy's."""
     arrays = tuple(jnp.asarray(array) for array in arrays)
-    if engine.owns(arrays[0]) or all(_is_on_first_cpu(array) for array in arrays):
+    on_one = _on_one_accelerator(arrays)
+    if engine.owns(arrays[0]) or on_one or all(_is_on_first_cpu(array) for array in arrays):
         first, second, ids = (*arrays, None)[:3]
         result: Array = evaluate(engine, name, first, second, ids, **options)
-        return result
+        # JAX may use memory anew that nobody holds any more, and does not know that another library still reads it.
+        return result.block_until_ready() if on_one and not engine.owns(first) else result
     spread: Array = _compiled(operation)(*arrays, engine=engine, **options)
     return spread
 
@@ -112,6 +114,12 @@ def _concrete(operation: Primitive, name: str, *arrays: Array, engine: Engine, *
 def _is_on_first_cpu(array: Array) -> bool:
     """Return whether NumPy can share the whole of an array, and its results come back to the same place."""
     return array.devices() == {jax.local_devices(backend="cpu")[0]}
+
+
+def _on_one_accelerator(arrays: tuple[Array, ...]) -> bool:
+    """Return whether arrays lie on one device, which is no CPU."""
+    devices = set().union(*(array.devices() for array in arrays))
+    return len(devices) == 1 and next(iter(devices)).platform != "cpu"
 
 
 @functools.cache
@@ -140,8 +148,8 @@ def _lowered(name: str, on_cpu: bool, *arrays: Array, engine: Engine, **options:
         return result
     if not on_cpu:
         raise ValueError(
-            f"backend {engine.name!r} computes on the CPU, and this program is compiled for another platform: "
-            "choose backend='jax'"
+            f"backend {engine.name!r} is called by programs on a CPU only, and this one is compiled for another "
+            "platform: choose backend='jax', or call outside jit, vmap and shard_map"
         )
     aval = _shaped(name, *(jax.typeof(array) for array in arrays), engine=engine, **options)
     return host.call(engine, name, aval, *arrays, **options)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tmm_core import _exchange, _maths
+from tmm_core import _exchange, _masks, _maths
 from tmm_core._protocols import Request
 
 __all__ = ["JaxEngine", "platforms"]
@@ -21,6 +21,10 @@ def platforms() -> tuple[str, ...]:
     return ("cpu", *sorted(names - {"cpu"}))
 
 
+def _has_64_bits() -> bool:
+    return bool(jax.dtypes.canonicalize_dtype(float) == jnp.float64)
+
+
 class JaxEngine:
     """Products of JAX arrays, traced or concrete, of every floating and complex dtype."""
 
@@ -31,15 +35,21 @@ class JaxEngine:
         return isinstance(array, jax.Array)
 
     def receive(self, array: Any) -> jax.Array:
-        """Return `array` as one of JAX's, on the same memory where that is possible."""
+        """Return `array` as one of JAX's, on the same memory where that is possible.
+
+        Integers number documents: those of 64 bits are numbered anew where JAX has no 64 bits.
+        """
+        if _exchange.dtype_name(array.dtype) in ("int64", "uint64") and not _has_64_bits():
+            array = _masks.numbered(array)
         shared: jax.Array = _exchange.share(array, jnp)
         return shared
 
     def refusal(self, request: Request) -> str | None:
         """Return why a device or a dtype is not served."""
-        if request.dtype in ("float64", "complex128") and jax.dtypes.canonicalize_dtype(float) != jnp.float64:
+        if request.dtype in ("float64", "complex128") and not _has_64_bits():
             return (
-                f"JAX makes 32 bits of {request.dtype} unless told otherwise: jax.config.update('jax_enable_x64', True)"
+                f"JAX makes 32 bits of {request.dtype} unless told otherwise: call "
+                "jax.config.update('jax_enable_x64', True), or convert the arrays to 32 bits yourself"
             )
         if request.device not in ("traced", *platforms()):
             return f"JAX computes on {' and '.join(platforms())} here, and the arrays are on {request.device!r}"
