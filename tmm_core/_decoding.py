@@ -146,7 +146,7 @@ def stream_prefill(
     padding, refused = None, None
     if attention_mask is not None:
         refused = refused_rows(documents_of(input_ids, attention_mask, None))
-        input_ids, padding = _ended_together(input_ids, attention_mask)
+        input_ids, padding = ended_together(input_ids, attention_mask)
     _check_room(plan, state, input_ids.shape[1])
     layers = state.layers
 
@@ -160,7 +160,7 @@ def stream_prefill(
     return logits if refused is None else nan_where(refused, logits), state
 
 
-def _ended_together(ids: Array, mask: Array) -> tuple[Array, Array | None]:
+def ended_together(ids: Array, mask: Array) -> tuple[Array, Array | None]:
     """Return the tokens with all padding before them, none that all rows have, and how much each row has of it."""
     xp = namespace_of(ids, mask)
     batch, n = ids.shape
