@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,6 +53,8 @@ class NumbaEngine:
 
     def refusal(self, request: Request) -> str | None:
         """Return why a device or a dtype is not served."""
+        if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+            return "Numba is told not to compile: unset the environment variable NUMBA_DISABLE_JIT"
         if request.device == "traced":
             return "the arrays are being traced and have no values that Numba could compute on"
         if request.device != "cpu":
