@@ -47,7 +47,7 @@ def kernel(function: Callable[..., Any]) -> Any:
         config.CACHE_DIR = before
     ready: set[tuple[type, ...]] = set()
 
-    def begin(stand_ins: tuple[Any, ...], *arguments: Any) -> None:
+    def begin(stand_ins: tuple[Any, ...], *arguments: Any) -> Any:
         """Run for the first time in this process: compile, unless the machine code is at hand."""
         names = {type(number): name for name, number in STAND_INS.items()}
         dtypes = " and ".join(dict.fromkeys(names[type(number)] for number in stand_ins))
@@ -55,28 +55,36 @@ def kernel(function: Callable[..., Any]) -> Any:
         if mark is None or not mark.exists():
             log.info("compiling the Numba kernel %s for %s, %s", function.__name__, dtypes, KEPT)
         try:
-            compiled(stand_ins, *arguments)
+            result = compiled(stand_ins, *arguments)
         except OSError as error:  # a full disk, say: it is compiled, but could not be kept, and has not run
             log.warning("the Numba kernel %s could not be kept on disk: %s", function.__name__, error)
-            compiled(stand_ins, *arguments)
+            return compiled(stand_ins, *arguments)
         except (EOFError, pickle.UnpicklingError) as error:  # files cut short, by a machine that went down
             log.warning("compiling anew what cannot be read in %s: %s", FOLDER, error)
             shutil.rmtree(FOLDER or "", ignore_errors=True)
-            compiled(stand_ins, *arguments)
-        else:
-            _touch(mark)
+            return compiled(stand_ins, *arguments)
+        _touch(mark)
+        return result
 
     @functools.wraps(function)
-    def call(stand_ins: tuple[Any, ...], *arguments: Any) -> None:
+    def call(stand_ins: tuple[Any, ...], *arguments: Any) -> Any:
         key = tuple(type(number) for number in stand_ins)
         if key not in ready:
             with _compiling:  # one thread compiles, others wait for it
                 if key not in ready:
-                    begin(stand_ins, *arguments)
+                    result = begin(stand_ins, *arguments)
                     ready.add(key)
-                    return
-        compiled(stand_ins, *arguments)
+                    return result
+        return compiled(stand_ins, *arguments)
 
+    def entry(*arguments: Any) -> Callable[..., Any]:
+        """Return what a call with arguments of these types comes down to, once they have been compiled for."""
+        signature = tuple(numba.typeof(argument) for argument in arguments)
+        result: Any = compiled.overloads[signature]
+        found: Callable[..., Any] = result.entry_point
+        return found
+
+    call.entry = entry  # type: ignore[attr-defined]
     return call
 
 

@@ -16,6 +16,7 @@ from tmm_core._protocols import Request
 from .calls import Product
 from .machine import CONVERTS_HALVES
 from .plans import fast_length
+from .streaming import Streams
 from .sums import Correlation
 from .work import ARITHMETIC, Arithmetic, Filters, Signals, aligned
 
@@ -122,6 +123,12 @@ class NumbaEngine:
             its = slice(head * width, (head + 1) * width)
             c[head] = define(x[..., its], g[..., its], 1)[0]
         return c
+
+    def stream_plan(self, w: Array, capacity: int, /, *, leaf: int | None = None) -> Streams:
+        """Return what streams of up to `capacity` tokens need of `w`."""
+        return Streams(w, capacity, leaf)
+
+    stream_step = staticmethod(Streams.step)
 
 
 def _in(arithmetic: Arithmetic, a: Array) -> Array:

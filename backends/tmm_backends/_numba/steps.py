@@ -1,0 +1,268 @@
+"""Kernels of streaming: a step of one token, and tiles that carry a block of inputs over to the outputs after it.
+
+A tape is `(rows, length, d)`; entries before `at` hold inputs, those from there on pending outputs. A piece is a row of
+numbers: the first channel, full registers of one filter or 0, channels of a register that is not full or 0, where its
+lags begin in a table, and whether they are one number for all lanes (0), or one for each (1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .blocks import join_reals
+from .compile import kernel, part
+from .lanes import (
+    broadcast,
+    load,
+    magnitude,
+    read,
+    read_some,
+    width,
+    write,
+    write_some,
+    zeros,
+)
+from .passes import convolve, convolve_each, enter
+from .products import RUN, lane_by_lane, safe
+
+__all__ = ["add_tile", "step", "step_of_neighbours"]
+
+
+@intrinsic
+def finite(typingctx: Any, lanes: Any) -> Any:
+    """Return whether no lane is infinite or NaN, by its bits."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits, number = lanes.bits, lanes.bits.element
+        mask = ir.Constant(bits, [(1 << (number.width - 1)) - 1] * lanes.width)
+        vector = builder.and_(builder.bitcast(args[0], bits), mask)
+        name = f"llvm.vector.reduce.umax.v{lanes.width}i{number.width}"
+        largest = cgutils.get_or_insert_function(builder.module, ir.FunctionType(number, [bits]), name)
+        infinite = builder.bitcast(ir.Constant(lanes.llvm.element, np.inf), number)
+        return builder.icmp_unsigned("<", builder.call(largest, [vector]), infinite)
+
+    return types.boolean(lanes), codegen
+
+
+@part
+def add_8_rows(stand_in, y, size, line, row, back, lags, begin, j):
+    """Add to y what the inputs j to j + 7 times before contribute, the latest of which are at `row`."""
+    a, b, c, d = (
+        broadcast(lags, begin + j),
+        broadcast(lags, begin + j + 1),
+        broadcast(lags, begin + j + 2),
+        broadcast(lags, begin + j + 3),
+    )
+    e, f, g, h = (
+        broadcast(lags, begin + j + 4),
+        broadcast(lags, begin + j + 5),
+        broadcast(lags, begin + j + 6),
+        broadcast(lags, begin + j + 7),
+    )
+    for i in range(0, size, line):
+        at = row + i
+        some = a * read(stand_in, at) + b * read(stand_in, at - back)
+        some = some + (c * read(stand_in, at - 2 * back) + d * read(stand_in, at - 3 * back))
+        more = e * read(stand_in, at - 4 * back) + f * read(stand_in, at - 5 * back)
+        more = more + (g * read(stand_in, at - 6 * back) + h * read(stand_in, at - 7 * back))
+        write(stand_in, y + i, read(stand_in, y + i) + (some + more))
+
+
+@part
+def add_4_rows(stand_in, y, size, line, row, back, lags, begin, j):
+    """Do the same for four inputs."""
+    a, b, c, d = (
+        broadcast(lags, begin + j),
+        broadcast(lags, begin + j + 1),
+        broadcast(lags, begin + j + 2),
+        broadcast(lags, begin + j + 3),
+    )
+    for i in range(0, size, line):
+        at = row + i
+        some = a * read(stand_in, at) + b * read(stand_in, at - back)
+        some = some + (c * read(stand_in, at - 2 * back) + d * read(stand_in, at - 3 * back))
+        write(stand_in, y + i, read(stand_in, y + i) + some)
+
+
+@part
+def advance_many(stand_in, tape, back, count, x, y, size, line, lags, begin):
+    """Do a step of full registers, `size` bytes from these addresses on; return whether the results are finite."""
+    a = broadcast(lags, begin)
+    for i in range(0, size, line):
+        write(stand_in, y + i, read(stand_in, tape + i) + a * read(stand_in, x + i))
+    j = 1
+    while j + 7 <= count:
+        add_8_rows(stand_in, y, size, line, tape - j * back, back, lags, begin, j)
+        j += 8
+    if j + 3 <= count:
+        add_4_rows(stand_in, y, size, line, tape - j * back, back, lags, begin, j)
+        j += 4
+    while j <= count:
+        a = broadcast(lags, begin + j)
+        for i in range(0, size, line):
+            write(stand_in, y + i, read(stand_in, y + i) + a * read(stand_in, tape - j * back + i))
+        j += 1
+    peak = zeros(lags)
+    for i in range(0, size, line):
+        peak = magnitude(peak, read(stand_in, y + i))
+    if not finite(peak):
+        return False
+    for i in range(0, size, line):
+        write(stand_in, tape + i, read(stand_in, x + i))
+    return True
+
+
+@part
+def fetch_piece(stand_in, address, item, channels):
+    """Return a register, or some channels of it, 0 standing for all."""
+    if channels == 0:
+        return read(stand_in, address)
+    return read_some(stand_in, address, item, channels)
+
+
+@part
+def put_piece(stand_in, address, channels, lanes):
+    """Write a register, or some channels of it."""
+    if channels == 0:
+        write(stand_in, address, lanes)
+    else:
+        write_some(stand_in, address, lanes, channels)
+
+
+@part
+def factor(lags, at, each, j):
+    """Return lag j, of those that begin at `lags[at]`, in every lane, or each lane's own one."""
+    if each == 0:
+        return broadcast(lags, at + j)
+    return load(lags, at + j * width(lags))
+
+
+@part
+def advance_one(stand_in, tape, back, count, x, y, item, channels, lags, at, each):
+    """Do the same for one register, or a part of one."""
+    inputs = fetch_piece(stand_in, x, item, channels)
+    total = fetch_piece(stand_in, tape, item, channels) + factor(lags, at, each, 0) * inputs
+    for begin in range(1, count + 1, RUN):
+        some = zeros(lags)
+        for j in range(begin, min(begin + RUN, count + 1)):
+            some = some + factor(lags, at, each, j) * fetch_piece(stand_in, tape - j * back, item, channels)
+        total = total + some
+    put_piece(stand_in, y, channels, total)
+    if not finite(total):
+        return False
+    put_piece(stand_in, tape, channels, inputs)
+    return True
+
+
+@kernel
+def step(stand_ins, tape, at, x, y, pieces, lags, first, last):
+    """Do a step of some rows but for its tile; return how many pieces keep their pending outputs.
+
+    Those have results that are not finite, perhaps in error. The first piece is none: it has the leaf, and the most
+    inputs that are summed beside the last one.
+    """
+    stand_in, item, missed = stand_ins[0], np.int64(tape.itemsize), 0
+    length, back, line = tape.shape[1], tape.shape[2] * item, width(lags) * item
+    count = min(at % pieces[0, 0], pieces[0, 1])
+    here = np.int64(tape.ctypes.data) + (first * length + at) * back
+    x_at, y_at = np.int64(x.ctypes.data) + first * back, np.int64(y.ctypes.data) + first * back
+    for _ in range(first, last):
+        for p in range(1, pieces.shape[0]):
+            channel, registers, channels, begin, each = pieces[p]
+            o = channel * item
+            if registers > 0:
+                done = advance_many(
+                    stand_in, here + o, back, count, x_at + o, y_at + o, registers * line, line, lags, begin
+                )
+            else:
+                done = advance_one(
+                    stand_in, here + o, back, count, x_at + o, y_at + o, item, channels, lags, begin, each
+                )
+            missed += not done
+        here, x_at, y_at = here + length * back, x_at + back, y_at + back
+    return missed
+
+
+@kernel
+def step_of_neighbours(stand_ins, tape, at, x, y, lags, leaf, first, last):
+    """Do the same with filters `lags`, `(h, m, k)`, that read neighbouring channels; a piece is a head."""
+    heads, kernel = lags.shape[:2]
+    channels, missed = tape.shape[2] // heads, 0
+    count = min(at % leaf, lags.shape[2] - 1)
+    some = np.empty(channels, tape.dtype)
+    for row in range(first, last):
+        for head in range(heads):
+            low = head * channels
+            total, pending = y[row, low : low + channels], tape[row, at, low : low + channels]
+            total[:] = pending
+            for begin in range(0, count + 1, RUN):
+                some[:] = 0
+                for j in range(begin, min(begin + RUN, count + 1)):
+                    source = x[row, low : low + channels] if j == 0 else tape[row, at - j, low : low + channels]
+                    for i in range(kernel):
+                        lag, shift = lags[head, i, j], kernel - 1 - i
+                        for c in range(shift, channels):
+                            some[c] += lag * source[c - shift]
+                for c in range(channels):
+                    total[c] += some[c]
+            done = True
+            for c in range(channels):
+                done = done and np.isfinite(total[c])
+            if done:
+                pending[:] = x[row, low : low + channels]
+            missed += not done
+    return missed
+
+
+# Tiles ---------------------------------------------------------------------------------------------------------------
+
+
+@part
+def add_piece(stand_in, address, step, item, channels, t, n, lanes):
+    """Add to a register at time t, or some channels of it, unless that is n or later."""
+    if t < n:
+        where = address + t * step
+        put_piece(stand_in, where, channels, fetch_piece(stand_in, where, item, channels) + lanes)
+
+
+@part
+def leave_on(stand_in, address, step, item, channels, n, buffer, quarter, constants, scale):
+    """Undo the outermost pass of a transform, and add the real parts times `scale` to n entries."""
+    for j in range(quarter):
+        a, b, c, d = join_reals(buffer, j, quarter, constants)
+        add_piece(stand_in, address, step, item, channels, j, n, a * scale)
+        add_piece(stand_in, address, step, item, channels, j + quarter, n, b * scale)
+        add_piece(stand_in, address, step, item, channels, j + 2 * quarter, n, c * scale)
+        add_piece(stand_in, address, step, item, channels, j + 3 * quarter, n, d * scale)
+
+
+@kernel
+def add_tile(
+    stand_ins, x, x_row, y, y_row, step, count, groups, heads, filters, scales, constants, steps, low, high,
+    buffer, tile, scratch, undone, first, last,
+):  # fmt: skip
+    """Add to `count` outputs at y what inputs at x contribute, as many as the spectra of tiles, `filters`, are long.
+
+    A job is one group of channels of one row; `undone[job]` tells whether it may leave the range.
+    """
+    stand_in, item, size = stand_ins[0], np.int64(filters.itemsize), filters.shape[1] // 2
+    for job in range(first, last):
+        row, group = job // groups.shape[0], job % groups.shape[0]
+        channel, channels, filter = groups[group]
+        here, there = x + row * x_row + channel * item, y + row * y_row + channel * item
+        peak = enter(stand_in, here, step, item, channels, size, buffer, size // 4, constants)
+        undone[job] = not safe(peak, low, high, scratch)
+        if undone[job]:
+            continue
+        if filter >= 0:
+            convolve(buffer, steps, constants, filters[filter])
+        else:
+            convolve_each(buffer, steps, constants, filters, heads[group], tile)
+        scale = lane_by_lane(scales, heads[group], scratch)
+        leave_on(stand_in, there, step, item, channels, count, buffer, size // 4, constants, scale)

@@ -1,0 +1,135 @@
+"""Streams: what is prepared for the filters of a layer, and a step of one token as calls of kernels."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tmm_core import _maths
+
+from . import steps
+from .lanes import STAND_INS
+from .threads import share_out, thread_count
+from .tiles import Tiles, marked_channels
+from .work import ARITHMETIC, Groups
+
+__all__ = ["Streams"]
+
+Array = NDArray[Any]
+
+LEAF, SHORT = 32, 64
+LARGE = 1 << 20
+"""Steps of fewer multiplications are left to one thread."""
+
+
+class Streams:
+    """What streams of up to `capacity` tokens need of the filters `w`, `(h, m, k)`."""
+
+    leaf: int
+    """Inputs since the last multiple of it are summed directly."""
+
+    def __init__(self, w: Array, capacity: int, leaf: int | None) -> None:
+        """Choose the leaf; all else is made when it is needed: it depends on the dtype and the channels of a tape."""
+        self.leaf = leaf or (power_from(capacity) if capacity <= SHORT else LEAF)
+        self._w = w[..., :capacity]
+        # Beyond the last lag a tile of `leaf` inputs is as good as a smaller one: what it adds is zero.
+        self._largest = max(self.leaf, power_from(self._w.shape[-1]))
+        self._layouts: dict[tuple[int, Any], _Layout] = {}
+        self._recent: _Layout | None = None
+
+    def step(self, tape: Array, at: int, x: Array, y: Array) -> None:
+        """Do a step; see `tmm_core._protocols.Streamer`."""
+        rows, length, d = tape.shape
+        layout, leaf, after = self._recent, self.leaf, at + 1
+        if layout is None or layout.d != d or layout.dtype is not tape.dtype:
+            layout = self._layout(d, tape.dtype)
+        if rows == 1 or tape.size // length * leaf < LARGE:
+            missed = layout.run(layout.stand_ins, tape, at, x, y, *layout.arguments, 0, rows)
+        else:
+            missed = layout.run_by_threads(tape, at, x, y)
+        if missed:
+            layout.define(tape, at, at % leaf, x, y)
+        if not after % leaf and after < length:
+            layout.tiles.add(tape, after, min(after & -after, self._largest))
+
+    def _layout(self, d: int, dtype: Any) -> _Layout:
+        found = self._layouts.get((d, dtype))
+        if found is None:  # threads that come at once may each make one: they are alike
+            found = self._layouts[d, dtype] = _Layout(self._w, d, dtype, self.leaf)
+        self._recent = found
+        return found
+
+
+def power_from(n: int) -> int:
+    """Return the first power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+class _Layout:
+    """The same for tapes of `d` channels of one dtype."""
+
+    def __init__(self, w: Array, d: int, dtype: Any, leaf: int) -> None:
+        arithmetic = ARITHMETIC[dtype.name]
+        self.w, self.d, self.dtype = w, d, dtype
+        self.stand_ins = (STAND_INS[arithmetic.name],)
+        self.tiles = Tiles(w, d, arithmetic)
+        with np.errstate(over="ignore"):
+            lags = w[..., :leaf].astype(dtype, order="C")
+        self.kernel: Any = steps.step if w.shape[1] == 1 else steps.step_of_neighbours
+        self.arguments: tuple[Any, ...] = (lags, leaf)
+        if w.shape[1] == 1:
+            self.arguments = _pieces(lags[:, 0], Groups.of(d, len(w), arithmetic.lanes, packed=True), leaf)
+        self.run: Callable[..., int] = self._first
+
+    def _first(self, stand_ins: Any, tape: Array, at: int, x: Array, *others: Any) -> int:
+        """Run for the first time: compile, and then go around the look-up of types, which takes 0.5 us."""
+        arguments = (stand_ins, tape, at, x.copy(), *others)  # not read-only, which would be another type
+        missed: int = self.kernel(*arguments)
+        self.run = self.kernel.entry(*arguments)
+        return missed
+
+    def run_by_threads(self, tape: Array, at: int, x: Array, y: Array) -> int:
+        """Run the kernel for ranges of rows."""
+        missed: list[int] = []
+
+        def work(first: int, last: int) -> None:
+            missed.append(self.run(self.stand_ins, tape, at, x, y, *self.arguments, first, last))
+
+        share_out(len(tape), lambda: work, threads=thread_count())
+        return sum(missed)
+
+    def define(self, tape: Array, at: int, count: int, x: Array, y: Array) -> None:
+        """Do by the definition what is not finite, the last `count` inputs being those of the step."""
+        past = min(count, self.w.shape[-1] - 1)
+        for row, head, channels in marked_channels(~np.isfinite(y), self.w):
+            inputs = np.concatenate([tape[row, at - past : at], x[row : row + 1]])[:, channels]
+            product = _maths.causal_toeplitz_matmul(
+                self.w[head : head + 1], inputs, adjoint=False, exact=False, segment_ids=None
+            )
+            with np.errstate(all="ignore"):
+                y[row, channels] = tape[row, at, channels] + product[-1]
+        tape[:, at] = x
+
+
+def _pieces(lags: Array, groups: Groups, leaf: int) -> tuple[Array, Array]:
+    """Return the pieces that `steps.step` reads, and its table of lags: a row a filter, then those of each lane."""
+    lanes = groups.heads.shape[1]
+    rows, table, end = [(leaf, lags.shape[1] - 1, 0, 0, 0)], [lags.ravel()], lags.size
+    group = 0
+    for (filter, count), run in itertools.groupby(zip(groups.shared.tolist(), groups.counts.tolist(), strict=True)):
+        several = len(list(run))
+        if filter >= 0 and count == 0:
+            rows.append((group * lanes, several, 0, filter * lags.shape[1], 0))
+        elif filter >= 0:
+            rows.append((group * lanes, 0, count, filter * lags.shape[1], 0))
+        else:
+            for i in range(group, group + several):
+                rows.append((i * lanes, 0, count, end, 1))
+                table.append(lags[groups.heads[i]].T.ravel())
+                end += table[-1].size
+        group += several
+    return np.asarray(rows, np.int64), np.concatenate(table)

@@ -1,0 +1,163 @@
+"""Tiles: what the last inputs of a stream contribute to as many outputs after them.
+
+They are a middle product: entries k to 2k - 1 of x w, for k inputs x. Products here are modulo z^k - i: their imaginary
+part is what would be wrapped around. With w = low + z^k high for 2k lags, the middle is Im(x low) + Re(x high) =
+Re(x (high - i low)): one transform of length k each way and nothing padded, as for any product, with the spectrum of
+`high - i low` in place of a filter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tmm_core import _maths
+
+from . import neighbours, steps
+from .calls import buffers, spectra_of, threads_for, window_of
+from .lanes import STAND_INS
+from .passes import TILE
+from .plans import SHORTEST, plan
+from .threads import share_out
+from .work import Arithmetic, Filters, Groups, Signals, aligned
+
+__all__ = ["Tiles", "marked_channels"]
+
+Array = NDArray[Any]
+
+KEPT = 512
+"""Memory for tiles of up to so many inputs is kept: to make it took as long as a tile."""
+
+
+def marked_channels(marks: Array, w: Array) -> Iterator[tuple[int, int, Array]]:
+    """Yield (row, head, channels) of what is marked in `(rows, d)`; of kernels, all channels of a head that has any."""
+    heads, kernel, _ = w.shape
+    marks = marks.reshape(len(marks), heads, -1)
+    for row, head in np.argwhere(marks.any(axis=2)).tolist():
+        its = marks[row, head] if kernel == 1 else np.ones_like(marks[row, head])
+        yield row, head, np.flatnonzero(its) + head * marks.shape[2]
+
+
+class Tiles:
+    """Tiles of the filters `w`, `(h, m, k)`, for tapes of `d` channels."""
+
+    def __init__(self, w: Array, d: int, arithmetic: Arithmetic) -> None:
+        """Scale the filters, and lay out their first lags for direct sums."""
+        self.w, self.arithmetic, self.name = w, arithmetic, arithmetic.computed.__name__
+        self.filters = Filters.of(w, arithmetic)
+        self._unsafe = bool(self.filters.unsafe.any())
+        self.groups = Groups.of(d, len(w), arithmetic.lanes, packed=True)
+        groups = self.groups
+        self.pieces = np.ascontiguousarray(np.stack((groups.channels, groups.counts, groups.shared), axis=1))
+        self.widths = np.diff(groups.channels, append=d) if w.shape[1] == 1 else np.full(len(w), d // len(w))
+        self.stand_ins = (STAND_INS[arithmetic.name],)
+        self._spectra: dict[int, Array] = {}
+        self._free: list[tuple[Array, ...]] = []  # memory that no call is using: two streams may step at once
+
+    def add(self, tape: Array, at: int, size: int) -> None:
+        """Add to `tape[:, at : at + size]` what the inputs in `tape[:, at - size : at]` contribute."""
+        inputs, needed = tape[:, at - size : at], max(size, SHORTEST)
+        if needed > size:
+            inputs = np.zeros((len(tape), needed, tape.shape[2]), tape.dtype)
+            inputs[:, needed - size :] = tape[:, at - size : at]
+        outputs = tape[:, at : at + size]
+        add = self._over_groups if self.w.shape[1] == 1 else self._over_heads
+        undone = add(inputs, outputs, needed)
+        if self._unsafe or undone.any():
+            channels = np.repeat(undone.reshape(len(tape), -1), self.widths, axis=1)
+            channels |= np.repeat(self.filters.unsafe, tape.shape[2] // len(self.w))
+            self._define(tape, at, size, channels)
+
+    def _over_groups(self, inputs: Array, outputs: Array, size: int) -> Array:
+        """Add to outputs what as many inputs as `size` contribute; return which rows and groups are left undone."""
+        a, spectra, passes = self.arithmetic, self._spectra_of(size), plan(size, self.name)
+        jobs = len(inputs) * len(self.pieces)
+        undone = np.empty(jobs, bool)
+        arguments = (
+            self.stand_ins, inputs.ctypes.data, inputs.strides[0], outputs.ctypes.data, outputs.strides[0],
+            outputs.strides[1], outputs.shape[1], self.pieces, self.groups.heads, spectra, self.filters.scales,
+            passes.constants, passes.steps, a.lowest, a.highest,
+        )  # fmt: skip
+        threads = threads_for(inputs.size)
+        if threads == 1 and size <= KEPT:  # as most tiles are
+            memory = self._free.pop() if self._free else self._memory(KEPT)
+            steps.add_tile(*arguments, *memory, undone, 0, jobs)
+            self._free.append(memory)
+            return undone
+
+        def worker() -> Callable[[int, int], None]:
+            memory = self._memory(size)
+            return lambda first, last: steps.add_tile(*arguments, *memory, undone, first, last)
+
+        share_out(jobs, worker, threads=threads)
+        return undone
+
+    def _memory(self, size: int) -> tuple[Array, Array, Array]:
+        """Return what one thread needs beside the tape."""
+        a = self.arithmetic
+        buffer, scratch = buffers(a, size, 1)
+        return buffer, aligned((TILE, 2 * a.lanes), a.computed), scratch
+
+    def _over_heads(self, inputs: Array, outputs: Array, size: int) -> Array:
+        """Do the same for filters that read neighbouring channels; return which rows and heads are left undone.
+
+        By a product beside the tape.
+        """
+        a, spectra, passes = self.arithmetic, self._spectra_of(size), plan(size, self.name)
+        heads, kernel, _ = self.w.shape
+        d = inputs.shape[2]
+        products = np.empty((len(inputs), size, d), a.computed)
+        undone = np.zeros(len(inputs) * heads, bool)
+        signals = Signals.of(len(inputs), size, None).rows(inputs, products)
+
+        def worker() -> Callable[[int, int], None]:
+            buffer, scratch = buffers(a, size, 1)
+            window = window_of(a, size, kernel)
+
+            def work(first: int, last: int) -> None:
+                neighbours.product_of_neighbours(
+                    self.stand_ins * 2, inputs.ctypes.data, inputs.strides[1], inputs.itemsize, products.ctypes.data,
+                    products.strides[1], products.itemsize, signals, heads, d // heads, first, last, spectra, kernel,
+                    self.filters.scales, False, True, passes.constants, passes.steps, a.lowest, a.highest, buffer,
+                    window, scratch, undone,
+                )  # fmt: skip
+
+            return work
+
+        share_out(len(undone), worker, threads=threads_for(inputs.size))
+        left_out = np.repeat(undone.reshape(-1, heads), d // heads, axis=1)
+        outputs += np.where(left_out[:, None], 0, products[:, : outputs.shape[1]])
+        return undone
+
+    def _spectra_of(self, size: int) -> Array:
+        """Return the spectra of the first lags for tiles of a size, `(h * m, 2 size)`."""
+        found = self._spectra.get(size)
+        if found is None:
+            halves = [self.filters.unit[:, :size], self.filters.unit[:, size : 2 * size]]
+            low, *rest = [
+                spectra_of(replace(self.filters, unit=np.ascontiguousarray(half)), self.arithmetic, size, 1)
+                for half in halves
+                if half.shape[1]
+            ]
+            found = np.empty_like(low)
+            found[:, ::2], found[:, 1::2] = low[:, 1::2], -low[:, ::2]  # -i low
+            for high in rest:
+                found += high
+            self._spectra[size] = found
+        return found
+
+    def _define(self, tape: Array, at: int, size: int, channels: Array) -> None:
+        """Add the tile for the channels that are marked, `(rows, d)`, by the definition."""
+        count = min(size, tape.shape[1] - at)
+        for row, head, its in marked_channels(channels, self.w):
+            inputs = np.zeros((2 * size, len(its)), tape.dtype)
+            inputs[:size] = tape[row, at - size : at, its].T
+            product = _maths.causal_toeplitz_matmul(
+                self.w[head : head + 1, :, : 2 * size], inputs, adjoint=False, exact=False, segment_ids=None
+            )
+            with np.errstate(all="ignore"):
+                tape[row, at : at + count, its] += product[size : size + count].T
