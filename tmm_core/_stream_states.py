@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from ._arrays import values_known
 from ._exchange import Array, namespace_of
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ._stream_plans import StreamPlan
     from ._stream_steps import Steps
 
-__all__ = ["StreamState", "least_of", "refuse_length"]
+__all__ = ["StreamState", "least_of"]
 
 
 class StreamState:
@@ -64,17 +64,6 @@ class StreamState:
     def position(self) -> int:
         """The number of tokens that have come, padding included."""
         return self.origin + self.at
-
-
-def refuse_length(state: StreamState, count: int) -> NoReturn:
-    """Say why a stream cannot take `count` more tokens."""
-    plan, came = state.plan, f"{state.position} tokens have come and {count} would follow"
-    if state.at + count > state.tape.shape[1]:
-        raise ValueError(f"the stream is full: {came}, with capacity={plan.capacity}: plan with a larger capacity")
-    raise ValueError(
-        f"the position bias ends at max_len={plan.positions}: {came}: end the stream there, "
-        "or use a model without position bias (position_bias=False), which runs on"
-    )
 
 
 def least_of(padding: Array | None) -> int:

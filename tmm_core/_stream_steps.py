@@ -6,7 +6,7 @@ import functools
 import sys
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import array_api_compat as compat
 
@@ -15,7 +15,7 @@ from ._arrays import device_of, values_known
 from ._checks import together
 from ._exchange import Array, dtype_name, namespace_of, share_like
 from ._maths import quiet
-from ._stream_states import StreamState, refuse_length
+from ._stream_states import StreamState
 from .toeplitz import causal_toeplitz_matmul
 
 __all__ = ["EngineSteps", "ForeignSteps", "Parts", "Steps", "detached", "inference"]
@@ -62,17 +62,20 @@ class Steps:
 
     def step(self, state: StreamState, x: Array) -> Array:
         """Return the output for the next token, and bring the state up to date."""
-        x = self.checked(state, x)
-        lags = self.parts.lags
-        x = self.xp.astype(self.xp.reshape(x, state.rows), lags.dtype, copy=False)
-        with quiet():
-            y, state.tape = _tiles.step(self.product, lags, state.tape, state.at, x, self.leaf)
-        if not self.plain:
-            rows, d = state.rows
-            y = self.xp.reshape(y, (rows, lags.shape[0], d // lags.shape[0]))
-            y = self.finished(y, state.position, state.padding)
+        xp = self.xp
+        x = xp.astype(xp.reshape(self.checked(state, x), state.rows), self.parts.lags.dtype, copy=False)
+        y, state.tape = self.defined(state.tape, state.at, state.position, state.padding, x)
         state.at += 1
-        return self.xp.astype(self.xp.reshape(y, state.shape), self.parts.dtype, copy=False)
+        return xp.astype(xp.reshape(y, state.shape), self.parts.dtype, copy=False)
+
+    def defined(self, tape: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
+        """Return the output for a token `(b, d)` in the tape's dtype, and the tape after it, by the definition."""
+        with quiet():
+            y, tape = _tiles.step(self.product, self.parts.lags, tape, at, x, self.leaf)
+        if not self.plain:
+            heads = self.parts.lags.shape[0]
+            y = self.finished(self.xp.reshape(y, (x.shape[0], heads, x.shape[1] // heads)), position, padding)
+        return self.xp.reshape(y, x.shape), tape
 
     def prefill(self, state: StreamState, x: Array, padding: Array | None) -> Array:
         """Return the outputs for the next tokens `(*batch, n, d)`, in one product that reaches over all later ones."""
@@ -147,8 +150,19 @@ class Steps:
         """Return the input of a token, which must be the state's and have a place in it."""
         x = self.received(x, state.shape)
         if state.at >= state.end:
-            refuse_length(state, 1)
+            self.refuse(state.position, 1, full=state.at >= state.tape.shape[1])
         return x
+
+    def refuse(self, position: int, count: int, *, full: bool) -> NoReturn:
+        """Say why a stream cannot take `count` more tokens."""
+        came = f"{position} tokens have come and {count} would follow"
+        capacity, bias = self.parts.capacity, self.parts.bias
+        if full or bias is None:
+            raise ValueError(f"the stream is full: {came}, with {capacity=}: plan with a larger capacity")
+        raise ValueError(
+            f"the position bias ends at max_len={bias.shape[0]}, and {came}: end the stream there, "
+            "or use a model without position bias (position_bias=False), which runs on"
+        )
 
     def received(self, x: Array, shape: tuple[int, ...]) -> Array:
         """Return an input checked for its library, dtype and shape."""

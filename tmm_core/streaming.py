@@ -10,7 +10,7 @@ from ._arrays import device_of, result_dtype_name, values_known
 from ._checks import check_count, check_filter, check_heads, together
 from ._exchange import Array, namespace_of
 from ._stream_plans import StreamPlan
-from ._stream_states import StreamState, least_of, refuse_length
+from ._stream_states import StreamState, least_of
 from ._stream_steps import detached
 from .mixing import check_bias_heads, is_complex, lags_of, running_sums
 
@@ -211,7 +211,7 @@ def stream_prefill(
     if padding is not None:
         padding = _check_padding(state, x, padding)
     if state.at + n > min(state.end + least_of(padding), state.tape.shape[1]):
-        refuse_length(state, n)
+        state.steps.refuse(state.position, n, full=state.at + n > state.tape.shape[1])
     return state.steps.prefill(state, x, padding), state
 
 

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from tmm_core._protocols import Engine
+from tmm_core._stream_steps import Parts
 
 from . import recorded
+from .streaming import TorchSteps
 
 __all__ = ["TorchBridge"]
 
@@ -44,6 +46,10 @@ class TorchBridge:
     ) -> Tensor:
         """Return the correlation as a differentiable operation."""
         return _apply(Correlation, x, g, segment_ids, engine, lags, heads, kernel, exact)
+
+    def stream_steps(self, engine: Any | None, parts: Parts, /) -> TorchSteps:
+        """Return how streams of tensors go on."""
+        return TorchSteps(engine, parts)
 
 
 def _apply(operation: type[torch.autograd.Function], *arguments: Any) -> Tensor:
