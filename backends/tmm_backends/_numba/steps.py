@@ -31,7 +31,7 @@ from .lanes import (
 from .passes import convolve, convolve_each, enter
 from .products import RUN, lane_by_lane, safe
 
-__all__ = ["add_tile", "step", "step_of_neighbours"]
+__all__ = ["ELSEWHERE", "TILE", "add_tile", "step", "step_of_neighbours"]
 
 
 @intrinsic
@@ -160,16 +160,43 @@ def advance_one(stand_in, tape, back, count, x, y, item, channels, lags, at, eac
     return True
 
 
+ELSEWHERE, TILE = -1, 1
+"""What a step returns beside 0: nothing is done, for rows are many, or channels others; a tile is due.
+
+Greater numbers are TILE, if one is due, and 2 for each piece that keeps its pending outputs, since its results are not
+finite, perhaps in error.
+"""
+
+
+@part
+def whole(tape, d, most):
+    """Return how many rows are done at once: all, or none where there are too many or their channels are others."""
+    if tape.shape[2] != d or (tape.shape[0] > most and tape.shape[0] > 1):
+        return -1
+    return tape.shape[0]
+
+
+@part
+def outcome(tape, at, leaf, missed):
+    """Return what a step returns."""
+    return 2 * missed + ((at + 1) % leaf == 0 and at + 1 < tape.shape[1])
+
+
 @kernel
 def step(stand_ins, tape, at, x, y, pieces, lags, first, last):
-    """Do a step of some rows but for its tile; return how many pieces keep their pending outputs.
+    """Do a step of some rows but for its tile.
 
-    Those have results that are not finite, perhaps in error. The first piece is none: it has the leaf, and the most
-    inputs that are summed beside the last one.
+    The first piece is none: it has the leaf, the most inputs that are summed beside the last one, the channels,
+    and the most rows that are done by one thread, as all are where `last` is -1.
     """
-    stand_in, item, missed = stand_ins[0], np.int64(tape.itemsize), 0
+    leaf, most, stand_in, missed = pieces[0, 0], pieces[0, 1], stand_ins[0], 0
+    if last < 0:
+        last = whole(tape, pieces[0, 2], pieces[0, 3])
+        if last < 0:
+            return ELSEWHERE
+    item = np.int64(tape.itemsize)
     length, back, line = tape.shape[1], tape.shape[2] * item, width(lags) * item
-    count = min(at % pieces[0, 0], pieces[0, 1])
+    count = min(at % leaf, most)
     here = np.int64(tape.ctypes.data) + (first * length + at) * back
     x_at, y_at = np.int64(x.ctypes.data) + first * back, np.int64(y.ctypes.data) + first * back
     for _ in range(first, last):
@@ -186,15 +213,19 @@ def step(stand_ins, tape, at, x, y, pieces, lags, first, last):
                 )
             missed += not done
         here, x_at, y_at = here + length * back, x_at + back, y_at + back
-    return missed
+    return outcome(tape, at, leaf, missed)
 
 
 @kernel
-def step_of_neighbours(stand_ins, tape, at, x, y, lags, leaf, first, last):
+def step_of_neighbours(stand_ins, tape, at, x, y, pieces, lags, first, last):
     """Do the same with filters `lags`, `(h, m, k)`, that read neighbouring channels; a piece is a head."""
+    leaf, most, missed = pieces[0, 0], pieces[0, 1], 0
+    if last < 0:
+        last = whole(tape, pieces[0, 2], pieces[0, 3])
+        if last < 0:
+            return ELSEWHERE
     heads, kernel = lags.shape[:2]
-    channels, missed = tape.shape[2] // heads, 0
-    count = min(at % leaf, lags.shape[2] - 1)
+    channels, count = tape.shape[2] // heads, min(at % leaf, most)
     some = np.empty(channels, tape.dtype)
     for row in range(first, last):
         for head in range(heads):
@@ -217,7 +248,7 @@ def step_of_neighbours(stand_ins, tape, at, x, y, lags, leaf, first, last):
             if done:
                 pending[:] = x[row, low : low + channels]
             missed += not done
-    return missed
+    return outcome(tape, at, leaf, missed)
 
 
 # Tiles ---------------------------------------------------------------------------------------------------------------

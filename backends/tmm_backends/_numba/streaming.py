@@ -42,21 +42,29 @@ class Streams:
         self._recent: _Layout | None = None
 
     def step(self, tape: Array, at: int, x: Array, y: Array) -> None:
-        """Do a step; see `tmm_core._protocols.Streamer`."""
-        rows, length, d = tape.shape
-        layout, leaf, after = self._recent, self.leaf, at + 1
-        if layout is None or layout.d != d or layout.dtype is not tape.dtype:
-            layout = self._layout(d, tape.dtype)
-        if rows == 1 or tape.size // length * leaf < LARGE:
-            missed = layout.run(layout.stand_ins, tape, at, x, y, *layout.arguments, 0, rows)
-        else:
-            missed = layout.run_by_threads(tape, at, x, y)
-        if missed:
-            layout.define(tape, at, at % leaf, x, y)
-        if not after % leaf and after < length:
+        """Do a step; see `tmm_core._protocols.Streamer`.
+
+        Most steps are a single call of 0.5 us, which also tells whether there is more to do.
+        """
+        layout = self._recent
+        if layout is None or layout.dtype is not tape.dtype:
+            layout = self._layout(tape)
+        outcome = layout.run(layout.stand_ins, tape, at, x, y, layout.pieces, layout.lags, 0, -1)
+        if outcome:
+            self._finish(outcome, tape, at, x, y)
+
+    def _finish(self, outcome: int, tape: Array, at: int, x: Array, y: Array) -> None:
+        """Do the rest of a step."""
+        layout, after = self._layout(tape), at + 1
+        if outcome == steps.ELSEWHERE:
+            outcome = layout.run_by_threads(tape, at, x, y)
+        if outcome > steps.TILE:
+            layout.define(tape, at, at % self.leaf, x, y)
+        if outcome & steps.TILE:
             layout.tiles.add(tape, after, min(after & -after, self._largest))
 
-    def _layout(self, d: int, dtype: Any) -> _Layout:
+    def _layout(self, tape: Array) -> _Layout:
+        d, dtype = tape.shape[2], tape.dtype
         found = self._layouts.get((d, dtype))
         if found is None:  # threads that come at once may each make one: they are alike
             found = self._layouts[d, dtype] = _Layout(self._w, d, dtype, self.leaf)
@@ -74,15 +82,16 @@ class _Layout:
 
     def __init__(self, w: Array, d: int, dtype: Any, leaf: int) -> None:
         arithmetic = ARITHMETIC[dtype.name]
-        self.w, self.d, self.dtype = w, d, dtype
+        self.w, self.d, self.dtype, self.leaf = w, d, dtype, leaf
         self.stand_ins = (STAND_INS[arithmetic.name],)
         self.tiles = Tiles(w, d, arithmetic)
         with np.errstate(over="ignore"):
             lags = w[..., :leaf].astype(dtype, order="C")
         self.kernel: Any = steps.step if w.shape[1] == 1 else steps.step_of_neighbours
-        self.arguments: tuple[Any, ...] = (lags, leaf)
+        head = leaf, w.shape[-1] - 1, d, LARGE // (d * leaf), 0
+        self.pieces, self.lags = np.asarray([head], np.int64), lags
         if w.shape[1] == 1:
-            self.arguments = _pieces(lags[:, 0], Groups.of(d, len(w), arithmetic.lanes, packed=True), leaf)
+            self.pieces, self.lags = _pieces(head, lags[:, 0], Groups.of(d, len(w), arithmetic.lanes, packed=True))
         self.run: Callable[..., int] = self._first
 
     def _first(self, stand_ins: Any, tape: Array, at: int, x: Array, *others: Any) -> int:
@@ -94,13 +103,14 @@ class _Layout:
 
     def run_by_threads(self, tape: Array, at: int, x: Array, y: Array) -> int:
         """Run the kernel for ranges of rows."""
-        missed: list[int] = []
+        outcomes: list[int] = []
 
         def work(first: int, last: int) -> None:
-            missed.append(self.run(self.stand_ins, tape, at, x, y, *self.arguments, first, last))
+            outcomes.append(self.run(self.stand_ins, tape, at, x, y, self.pieces, self.lags, first, last))
 
-        share_out(len(tape), lambda: work, threads=thread_count())
-        return sum(missed)
+        few = len(tape) * self.d * self.leaf < LARGE  # after a tape of other channels
+        share_out(len(tape), lambda: work, threads=1 if few else thread_count())
+        return max(outcomes)
 
     def define(self, tape: Array, at: int, count: int, x: Array, y: Array) -> None:
         """Do by the definition what is not finite, the last `count` inputs being those of the step."""
@@ -115,10 +125,10 @@ class _Layout:
         tape[:, at] = x
 
 
-def _pieces(lags: Array, groups: Groups, leaf: int) -> tuple[Array, Array]:
+def _pieces(head: tuple[int, ...], lags: Array, groups: Groups) -> tuple[Array, Array]:
     """Return the pieces that `steps.step` reads, and its table of lags: a row a filter, then those of each lane."""
     lanes = groups.heads.shape[1]
-    rows, table, end = [(leaf, lags.shape[1] - 1, 0, 0, 0)], [lags.ravel()], lags.size
+    rows, table, end = [head], [lags.ravel()], lags.size
     group = 0
     for (filter, count), run in itertools.groupby(zip(groups.shared.tolist(), groups.counts.tolist(), strict=True)):
         several = len(list(run))

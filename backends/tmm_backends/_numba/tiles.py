@@ -60,6 +60,8 @@ class Tiles:
 
     def add(self, tape: Array, at: int, size: int) -> None:
         """Add to `tape[:, at : at + size]` what the inputs in `tape[:, at - size : at]` contribute."""
+        if tape.size == 0:
+            return
         inputs, needed = tape[:, at - size : at], max(size, SHORTEST)
         if needed > size:
             inputs = np.zeros((len(tape), needed, tape.shape[2]), tape.dtype)
