@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Trainer, TrainingArguments
 
-from tmm_adapters.torch import ContextFullError, LanguageModel
+from tmm_adapters.torch import LanguageModel
 from tmm_core import TMMConfig, lm
 
 HEADS = VARIANTS["heads"]
@@ -318,92 +317,3 @@ def test_copies_share_nothing(copied: Any):
     torch.nn.utils.parametrize.register_parametrization(model.blocks[0].mix, "lags", nn.Softplus())
     assert torch.equal(other(ids)["logits"], expected)
     assert not torch.equal(model(ids)["logits"], expected)
-
-
-# --- Generation -------------------------------------------------------------------------------------------------------
-
-
-def test_greedy_generation_takes_the_likeliest_token_each_time():
-    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 3))
-    seen: list[int] = []
-    tokens = model.generate(prompt, 6, temperature=0, on_token=seen.append)
-    assert tokens.shape == (1, 9)
-    assert torch.equal(tokens[:, :3], prompt)
-    for t in range(3, 9):
-        assert tokens[0, t] == model(tokens[:, :t])["logits"][0, -1].argmax()
-    assert seen == tokens[0, 3:].tolist()
-    assert torch.equal(model.generate(prompt[0], 6, temperature=0), tokens[0])
-    for top_p in (1e-9, 1e-300):
-        assert torch.equal(model.generate(prompt, 6, top_p=top_p), tokens)
-
-
-def test_sampling_follows_its_generator_and_keeps_within_top_p():
-    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 1))
-
-    def draw(seed: int, top_p: float = 1.0) -> int:
-        generator = torch.Generator().manual_seed(seed)
-        return int(model.generate(prompt, 1, temperature=2.0, top_p=top_p, generator=generator)[0, -1])
-
-    assert [draw(seed) for seed in range(20)] == [draw(seed) for seed in range(20)]
-    p = (model(prompt)["logits"][0, -1] / 2).softmax(-1).double()
-    counts = np.bincount([draw(seed) for seed in range(600)], minlength=11) / 600
-    assert counts == pytest.approx(p.detach().numpy(), abs=0.08)  # four standard deviations
-    order = p.argsort(descending=True)
-    kept = int((p[order].cumsum(0) < 0.5).sum()) + 1
-    assert {draw(seed, 0.5) for seed in range(200)} == set(order[:kept].tolist())
-
-
-@pytest.mark.parametrize("temperature", [1e-30, 1e-45, 1e-300])
-def test_small_temperatures_take_the_likeliest(temperature: float):
-    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 3))
-    model.unembed.weight.data.mul_(100)  # divided by so little, these logits are infinite
-    greedy = model.generate(prompt, 4, temperature=0)
-    assert torch.equal(model.generate(prompt, 4, temperature=temperature), greedy)
-    assert torch.equal(model.generate(prompt.byte(), 4, temperature=temperature), greedy)  # with room for every token
-
-
-def test_logits_that_are_not_finite_are_refused():
-    model = model_of(HEADS)
-    model.unembed.weight.data[3] = -math.inf
-    with pytest.raises(ValueError, match="logits are not finite"):
-        model.generate(ids_of(HEADS, (1, 3)), 1)
-
-
-def test_generation_ends_after_the_stop_token():
-    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 2))
-    tokens = model.generate(prompt, 8, temperature=0)
-    stop = int(tokens[0, 4])
-    first = tokens[0, 2:].tolist().index(stop)
-    assert torch.equal(model.generate(prompt, 8, temperature=0, stop_token=stop), tokens[:, : 3 + first])
-
-
-def test_generation_stops_clearly_where_the_position_bias_ends():
-    model, prompt = model_of(HEADS), ids_of(HEADS, (1, 10))
-    with pytest.raises(ContextFullError, match=r"ends at max_len=12") as caught:
-        model.generate(prompt, 5, temperature=0)
-    assert caught.value.tokens.shape == (1, 13)  # the last token needs no place of its own
-    assert torch.equal(caught.value.tokens, model.generate(prompt, 3, temperature=0))
-    with pytest.raises(ContextFullError) as caught:
-        model.generate(ids_of(HEADS, (13,)), 1)
-    assert caught.value.tokens.shape == (13,)
-
-
-def test_a_model_without_position_bias_generates_on():
-    model = model_of(VARIANTS["no_position_bias"])
-    assert model.generate(ids_of(HEADS, (1, 10)), 10, temperature=0).shape == (1, 20)
-
-
-@pytest.mark.parametrize(
-    ("shape", "options"),
-    [
-        ((1, 0), {}),
-        ((2, 3), {}),
-        ((1, 3), {"temperature": -1.0}),
-        ((1, 3), {"temperature": math.nan}),
-        ((1, 3), {"top_p": 0.0}),
-        ((1, 3), {"top_p": 1.5}),
-    ],
-)
-def test_bad_sampling_options_are_refused(shape: tuple[int, ...], options: dict[str, Any]):
-    with pytest.raises(ValueError, match=r"expected max_new_tokens|one sequence with a token or more"):
-        model_of(HEADS).generate(ids_of(HEADS, shape), 2, **options)

@@ -6,7 +6,7 @@ mathematics of token mixing is `tmm_core.mix_tokens`; everything else is `torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -19,16 +19,13 @@ from tmm_core._arrays import values_known
 from tmm_core._documents import documents_of, refused_rows
 from tmm_core._exchange import share
 
+from .torch_generation import ContextFullError, Generation
+
 __all__ = ["MLP", "Block", "ContextFullError", "LanguageModel", "TokenMixing"]
 
 
-class ContextFullError(ValueError):
-    """Raised by `generate` when the position bias has no place for another token; `tokens` holds those so far."""
-
-    def __init__(self, message: str, tokens: Tensor) -> None:
-        """Keep the tokens beside the message."""
-        super().__init__(message)
-        self.tokens = tokens
+Streams = Sequence[Callable[[Tensor], Tensor]]
+"""What takes the next tokens of a stream, one for each of a layer's products."""
 
 
 class TokenMixing(nn.Module):
@@ -45,14 +42,24 @@ class TokenMixing(nn.Module):
             self.lags2, self.bias2 = _filters(config)
         self.out_proj = nn.Linear(d, d, bias=config.out_proj_bias) if config.has_projections else nn.Identity()
 
-    def forward(self, x: Tensor, segment_ids: Tensor | None = None) -> Tensor:
-        """Return the mixed tokens, of the shape of `x`; documents, numbered by `segment_ids`, (b, n), stay apart."""
+    def filters(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Return the lags and the position bias of each product, in their order."""
+        first = (self.lags, self.bias)
+        return [first] if self.config.mix_layers == 1 else [first, (self.lags2, self.bias2)]
+
+    def forward(self, x: Tensor, segment_ids: Tensor | None = None, streams: Streams | None = None) -> Tensor:
+        """Return the mixed tokens, of the shape of `x`.
+
+        Documents, numbered by `segment_ids`, (b, n), stay apart; `streams` mix tokens with those that came before.
+        """
         c = self.config
         x = self.in_proj(x)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
-        x = mix_tokens(self.lags, x, self.bias, softplus=c.softplus, mean=c.mean, segment_ids=segment_ids)
-        if c.mix_layers == 2:
-            x = F.silu(x)
-            x = mix_tokens(self.lags2, x, self.bias2, softplus=c.softplus, mean=c.mean, segment_ids=segment_ids)
+        for i, (lags, bias) in enumerate(self.filters()):
+            x = x if i == 0 else F.silu(x)
+            if streams is None:
+                x = mix_tokens(lags, x, bias, softplus=c.softplus, mean=c.mean, segment_ids=segment_ids)
+            else:
+                x = streams[i](x)
         return cast(Tensor, self.out_proj(x))
 
 
@@ -84,17 +91,17 @@ class Block(nn.Module):
         self.mix_norm = _norm(config)
         self.mix = TokenMixing(config)
 
-    def forward(self, x: Tensor, segment_ids: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, segment_ids: Tensor | None = None, streams: Streams | None = None) -> Tensor:
         """Return the residual stream after the block, of the shape of `x`."""
         if self.mlp_first:
             x = x + self.mlp(self.mlp_norm(x))
-        x = x + self.mix(self.mix_norm(x), segment_ids)
+        x = x + self.mix(self.mix_norm(x), segment_ids, streams)
         if not self.mlp_first:
             x = x + self.mlp(self.mlp_norm(x))
         return x
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(Generation):
     """The whole model: embedding, blocks, output projection.
 
     Parameters
@@ -205,23 +212,16 @@ class LanguageModel(nn.Module):
         A row's logits do not depend on what it is batched or packed with. Other engines than Numba's take O(log n)
         times as long to mix with a mask, so pass none where nothing is padded.
         """
-        input_ids = _as_ids("input_ids", input_ids)
+        input_ids = self.checked_ids(input_ids)
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids must have the shape (batch, n), got {tuple(input_ids.shape)}")
         documents = None
         if attention_mask is not None or segment_ids is not None:
             documents = documents_of(input_ids, attention_mask, segment_ids)  # (b, n)
         foretold = _targets(input_ids, labels, targets, documents)
-        # On other devices the embedding and the loss check the ids by themselves, without waiting for them.
-        if input_ids.device.type == "cpu" and values_known(input_ids, foretold):
-            _check_vocabulary("token", input_ids, self.tmm_config.vocab_size)
-            if foretold is not None:
-                _check_vocabulary("label", foretold[foretold != lm.IGNORED], self.tmm_config.vocab_size)
-        x = self.embed(input_ids)  # (b, n) -> (b, n, d)
-        for block in self.blocks:
-            x = block(x, documents)
-        x = self.final_norm(x)
-        logits = F.linear(x, self.embed.weight) if self.unembed is None else self.unembed(x)  # (b, n, d) -> (b, n, V)
+        if foretold is not None and foretold.device.type == "cpu" and values_known(foretold):
+            _check_vocabulary("label", foretold[foretold != lm.IGNORED], self.tmm_config.vocab_size)
+        logits = self.logits_of(self.residual_stream(input_ids, documents))
         refused = refused_rows(documents)
         if refused is not None:
             logits = torch.where(refused[..., None], torch.nan, logits)
@@ -229,66 +229,29 @@ class LanguageModel(nn.Module):
             return {"logits": logits}
         return {"loss": _cross_entropy(logits, foretold, num_items_in_batch), "logits": logits}
 
-    @torch.no_grad()
-    def generate(
-        self,
-        input_ids: Tensor,
-        max_new_tokens: int,
-        *,
-        temperature: float = 0.8,
-        top_p: float = 0.95,
-        generator: torch.Generator | None = None,
-        stop_token: int | None = None,
-        on_token: Callable[[int], None] | None = None,
+    def residual_stream(
+        self, input_ids: Tensor, documents: Tensor | None = None, streams: list[Streams] | None = None
     ) -> Tensor:
-        """Continue one sequence, token by token.
+        """Return what comes out of the last block, (b, n, d), or with `streams`, a list a block, also (b, d)."""
+        x = self.embed(input_ids)  # (b, n) -> (b, n, d)
+        for i, block in enumerate(self.blocks):
+            x = block(x, documents, None if streams is None else streams[i])
+        return cast(Tensor, x)
 
-        Parameters
-        ----------
-        input_ids : tensor of integers, (n,) or (1, n)
-            The prompt, of one token or more.
-        max_new_tokens : int
-            At most as many tokens are added.
-        temperature : float
-            Divides the logits; 0 takes the likeliest token each time.
-        top_p : float
-            Draw from the fewest tokens that together have this probability.
-        generator : torch.Generator, optional
-            The source of chance, on the model's device; torch's own by default.
-        stop_token : int, optional
-            Ends the sequence, and is its last token then.
-        on_token : callable, optional
-            Called with each new token.
+    def logits_of(self, x: Tensor) -> Tensor:
+        """Return the logits, (..., vocab_size), of what comes out of the last block."""
+        x = self.final_norm(x)
+        return F.linear(x, self.embed.weight) if self.unembed is None else cast(Tensor, self.unembed(x))
 
-        Returns
-        -------
-        tensor of int64, of the shape of `input_ids` with up to `max_new_tokens` more
+    def checked_ids(self, ids: Tensor) -> Tensor:
+        """Return tokens as embeddings take them, refused where they are none.
 
-        Raises
-        ------
-        ContextFullError
-            If the position bias ends before `max_new_tokens`; it carries the tokens so far.
-        TypeError, ValueError
-            If an option is out of its range, `forward` refuses the prompt, or the model's logits are not finite.
+        On other devices than the CPU the embedding and the loss check them by themselves, without waiting for them.
         """
-        input_ids = _as_ids("input_ids", input_ids)
-        _check_sampling(input_ids, max_new_tokens, temperature, top_p)
-        tokens = input_ids.reshape(1, -1)  # (1, n)
-        for _ in range(max_new_tokens):
-            limit = self.tmm_config.max_len
-            if self.tmm_config.position_bias and self.tmm_config.n_layers and tokens.shape[1] > limit:
-                raise ContextFullError(
-                    f"the model's position bias ends at max_len={limit} tokens: ask for fewer tokens, shorten the "
-                    "prompt, or train with position_bias=False, which runs on",
-                    tokens.reshape((-1,) if input_ids.ndim == 1 else (1, -1)),
-                )
-            token = _draw(self(tokens)["logits"][0, -1], temperature, top_p, generator)
-            tokens = torch.cat([tokens, token.reshape(1, 1)], dim=1)  # (1, n + 1)
-            if on_token is not None:
-                on_token(int(token))
-            if stop_token is not None and int(token) == stop_token:
-                break
-        return tokens.reshape((-1,) if input_ids.ndim == 1 else (1, -1))
+        ids = _as_ids("input_ids", ids)
+        if ids.device.type == "cpu" and values_known(ids):
+            _check_vocabulary("token", ids, self.tmm_config.vocab_size)
+        return ids
 
 
 def _filters(config: TMMConfig) -> tuple[nn.Parameter, nn.Parameter | None]:
@@ -353,30 +316,3 @@ def _check_vocabulary(what: str, ids: Tensor, vocab_size: int) -> None:
             f"{what} {least if least < 0 else most} is outside the vocabulary of {vocab_size} tokens: "
             "were the text and the model made with the same tokenizer?"
         )
-
-
-def _check_sampling(input_ids: Tensor, max_new_tokens: int, temperature: float, top_p: float) -> None:
-    if input_ids.numel() == 0 or input_ids.ndim not in (1, 2) or (input_ids.ndim == 2 and input_ids.shape[0] != 1):
-        raise ValueError(
-            f"input_ids must be one sequence with a token or more, (n,) or (1, n), got {tuple(input_ids.shape)}: "
-            "start from the end-of-text token where there is no prompt"
-        )
-    if max_new_tokens < 0 or not temperature >= 0 or not 0 < top_p <= 1:  # NaN is refused as well
-        raise ValueError(
-            f"expected max_new_tokens >= 0, temperature >= 0 and 0 < top_p <= 1, got {max_new_tokens=}, "
-            f"{temperature=} and {top_p=}"
-        )
-
-
-def _draw(logits: Tensor, temperature: float, top_p: float, generator: torch.Generator | None) -> Tensor:
-    """Return one token, drawn from the likeliest that together have the probability `top_p`."""
-    top = logits.max()
-    if not bool(top.isfinite()):  # -inf elsewhere rules out a token
-        raise ValueError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
-    if temperature == 0:
-        return logits.argmax()
-    logits = logits.float() - top  # however small the temperature, the likeliest stays finite
-    p = torch.softmax(logits / max(temperature, torch.finfo(torch.float32).tiny), dim=-1)
-    p, ids = p.sort(descending=True)  # (V,)
-    p[1:] = torch.where(p.cumsum(0) - p < top_p, p, 0)[1:]  # the first is always in
-    return ids[torch.multinomial(p, 1, generator=generator)]  # (1,)

@@ -130,7 +130,7 @@ def compare_training(
     return compare(ours, theirs, pace, check=check)
 
 
-def _replaced(layer: TokenMixing, mixing: Mixing, x: Tensor, segment_ids: None = None) -> Tensor:
+def _replaced(layer: TokenMixing, mixing: Mixing, x: Tensor, *_: None) -> Tensor:
     """Return what the layer would, were its product `mixing`, which knows of no documents."""
     y: Tensor = layer.out_proj(mixing(layer.lags, layer.in_proj(x), layer.bias))
     return y

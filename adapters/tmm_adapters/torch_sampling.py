@@ -1,0 +1,108 @@
+"""How tokens are drawn from logits in PyTorch: greedily, or by temperature, top-k and top-p."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["Chance", "check_sampling", "draw"]
+
+_AT_A_TIME = 64
+
+
+class Chance:
+    """Numbers in [0, 1) for each row of a batch, which depend on the row's seed only.
+
+    Parameters
+    ----------
+    generator : torch.Generator or None
+        Gives a seed for each row, one after the other.
+    rows : int
+        Size of the batch.
+    device : torch.device
+        Where the numbers are wanted.
+    """
+
+    def __init__(self, generator: torch.Generator | None, rows: int, device: torch.device) -> None:
+        """Draw the seeds."""
+        home = "cpu" if generator is None else generator.device
+        seeds = [int(torch.randint(1 << 62, (), generator=generator, device=home)) for _ in range(rows)]
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._device = device
+        self._block = torch.empty(0, 0)
+
+    def uniform(self, step: int) -> Tensor:
+        """Return the numbers (rows,) of a step; steps come in their order."""
+        if step % _AT_A_TIME == 0:
+            dtype = torch.float32 if self._device.type == "mps" else torch.float64  # which has none
+            rows = [
+                torch.rand(_AT_A_TIME, generator=generator, device=self._device, dtype=dtype)
+                for generator in self._generators
+            ]
+            self._block = torch.stack(rows)
+        return self._block[:, step % _AT_A_TIME]
+
+
+def check_sampling(
+    input_ids: Tensor,
+    max_new_tokens: int,
+    stop_token: int | None,
+    vocab_size: int,
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+) -> None:
+    """Refuse what generation cannot do."""
+    if isinstance(input_ids, Tensor) and (input_ids.ndim != 2 or input_ids.numel() == 0):
+        raise ValueError(
+            f"input_ids must be sequences with a token or more, (n,) or (b, n), got {tuple(input_ids.shape)}: "
+            "start from the end-of-text token where there is no prompt"
+        )
+    in_range = max_new_tokens >= 0 and temperature >= 0 and 0 < top_p <= 1  # NaN is refused as well
+    if not in_range or (top_k is not None and top_k < 1):
+        raise ValueError(
+            f"expected max_new_tokens >= 0, temperature >= 0, top_k >= 1 and 0 < top_p <= 1, got {max_new_tokens=}, "
+            f"{temperature=}, {top_k=} and {top_p=}"
+        )
+    if stop_token is not None and not 0 <= stop_token < vocab_size:
+        raise ValueError(f"stop_token {stop_token} is outside the vocabulary of {vocab_size} tokens")
+
+
+def draw(
+    logits: Tensor, uniform: Tensor | None, *, counts: Tensor, temperature: float, top_k: int | None, top_p: float
+) -> Tensor:
+    """Return a token for each row of logits (b, V).
+
+    Parameters
+    ----------
+    logits : tensor, (b, V)
+        -inf rules out a token.
+    uniform : tensor, (b,), or None
+        Numbers in [0, 1) that choose; None takes the likeliest.
+    counts : tensor of bool, (b,), on the CPU
+        Rows whose logits must be finite.
+    temperature, top_k, top_p
+        As in `LanguageModel.generate`.
+    """
+    top = logits.max(dim=-1, keepdim=True).values
+    if not bool(top.isfinite().cpu()[counts].all()):
+        raise ValueError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
+    if uniform is None:
+        return logits.argmax(dim=-1)
+    logits = logits.float() - top.float()  # however small the temperature, the likeliest stays finite
+    p = torch.softmax(logits / max(temperature, torch.finfo(torch.float32).tiny), dim=-1)
+    ids = None
+    if top_p < 1 or top_k is not None:
+        k = p.shape[1] if top_k is None else min(top_k, p.shape[1])
+        p, ids = p.topk(k) if k < p.shape[1] else p.sort(descending=True)  # (b, k)
+        p = p / p.sum(dim=-1, keepdim=True)
+        kept = p.cumsum(dim=-1) - p < top_p
+        kept[:, 0] = True
+        p = torch.where(kept, p, 0)
+    total = p.to(uniform.dtype).cumsum(dim=-1)
+    # The first whose running sum exceeds the number; one of no probability never is.
+    whole = total[:, -1:].contiguous()
+    at = torch.searchsorted(total, uniform[:, None] * whole, right=True)
+    at = at.clamp(max=torch.searchsorted(total, whole))  # where rounding made the number the whole sum
+    return (at if ids is None else ids.gather(1, at))[:, 0]
