@@ -1,0 +1,55 @@
+"""Any engine for any array: the page in the docs says what calls give, and some refusals say what to do."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pairs import HEAD, NOT_RUN, PAGE, page, read
+
+import tmm_core
+from tmm_core import available_backends
+
+
+def test_the_page_says_what_calls_give():
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.startswith(HEAD), "run python tests/pairs.py"
+    told, found = read(text), read(page())
+    assert told.keys() == found.keys()
+    gpu = "cuda" in tmm_core.get_backend("cupy").devices if "cupy" in available_backends() else False
+    for (row, backend), cell in found.items():
+        said = told[row, backend]
+        here = NOT_RUN not in (cell, said) and backend in available_backends()
+        if here and not (gpu and "no GPU here" in said):
+            assert cell == said, f"{row} by {backend}: run python tests/pairs.py"
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+
+
+def test_numba_that_may_not_compile_says_so():
+    pytest.importorskip("numba", reason="numba is not installed")
+    code = """
+import numpy, tmm_core
+w, x = numpy.ones(300, "float32"), numpy.ones((300, 4000), "float32")
+print(tmm_core.causal_toeplitz_matmul(w, x)[-1, 0])
+tmm_core.causal_toeplitz_matmul(w, x, backend="numba")
+"""
+    done = run_python(code, NUMBA_DISABLE_JIT="1")
+    assert round(float(done.stdout), 2) == 300, "auto takes another engine"
+    assert "Numba is told not to compile: unset the environment variable NUMBA_DISABLE_JIT" in done.stderr
+
+
+def test_documents_of_64_bit_numbers_cross_to_jax_of_32():
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal(20).astype("float32"), rng.standard_normal((20, 3)).astype("float32")
+    ids = np.repeat([-(1 << 40), 0, 1 << 40], [5, 8, 7])  # equal, in their lower 32 bits
+    expected = tmm_core.causal_toeplitz_matmul(w, x, segment_ids=ids, backend="numpy")
+    with jax.enable_x64(False):
+        found = tmm_core.causal_toeplitz_matmul(w, x, segment_ids=ids, backend="jax")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
