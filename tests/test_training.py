@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import pkgutil
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from training_runs import CHEAP, ONE_THREAD, SETTLED, fail_second, records, signal_at, weights, write_words
 
 from tmm_adapters.cli import main
 from tmm_adapters.folder import read_tensors
@@ -29,10 +29,10 @@ from tmm_adapters.training.interruption import Interruption
 from tmm_adapters.training.measure import held_out_nats
 from tmm_adapters.training.moments import read_moments
 from tmm_adapters.training.options import TrainingOptions
-from tmm_adapters.training.order import TrainingSamples
 from tmm_adapters.training.pace import learning_rate_factor
 from tmm_adapters.training.runs import Run
 from tmm_adapters.training.session import settled
+from tmm_adapters.training.torch_measure import TorchModel
 from tmm_adapters.training.torch_place import TorchPlace
 from tmm_adapters.training.torch_trainer import LanguageModelTrainer
 from tmm_core import TMMConfig
@@ -40,21 +40,12 @@ from tmm_core import TMMConfig
 # The Trainer's libraries warn as they please.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 
-MODEL = ["--d-model", "8", "--n-layers", "2", "--n-heads", "2", "--max-len", "16"]
 STEPS = 12
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-CHEAP = [*MODEL, "--batch", "2", "--device", "cpu", "--held-out-bytes", "400"]
-SETTLED = [*CHEAP, "--accumulate", "2", "--evaluations", "3", "--checkpoint-steps", "4"]
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few kilobytes of words."""
-    rng = np.random.default_rng(7)
-    words = ["the", "of", "model", "token", "head", "lag", "mixes", "a", "causal", "product"]
-    path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text("\n".join(" ".join(rng.choice(words, 12)) + "." for _ in range(150)))
-    return path
+    return write_words(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture
@@ -71,27 +62,6 @@ def finished(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "whole"
     assert main(["train", "--text", str(text), "--out", str(out), "--steps", str(STEPS), *SETTLED]) == 0
     return out
-
-
-def weights(folder: Path) -> bytes:
-    return (folder / "model" / "model.safetensors").read_bytes()
-
-
-def records(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def signal_at(monkeypatch: pytest.MonkeyPatch, batch: int, number: int = signal.SIGINT) -> None:
-    """Send this process a signal when training asks for its `batch`-th batch."""
-    original, asked = TrainingSamples.__getitems__, []
-
-    def getitems(self: TrainingSamples, indices: list[int]) -> dict[str, torch.Tensor]:
-        asked.append(indices)
-        if len(asked) == batch:
-            os.kill(os.getpid(), number)
-        return original(self, indices)
-
-    monkeypatch.setattr(TrainingSamples, "__getitems__", getitems)
 
 
 # What a run leaves
@@ -131,12 +101,12 @@ def test_every_held_out_byte_is_paid_for_once(finished: Path) -> None:
         nats += torch.nn.functional.cross_entropy(logits, ids[done - stop :], reduction="sum").item()
         done = stop
     windows = evaluation_windows(tokens, config.max_len, ByteTokenizer.end_of_text)
-    assert held_out_nats(model, windows, batch=3) == pytest.approx(nats, rel=1e-6)
+    assert held_out_nats(TorchModel(model), windows, batch=3) == pytest.approx(nats, rel=1e-6)
     held_out = open_text(run.data / "text").split(400)[1]
     recorded = records(finished)[-1]["eval_bits_per_byte"]
     assert recorded == pytest.approx(bits_per_byte(nats, held_out), rel=2e-3)  # it may be in mixed precision
-    halves = [held_out_nats(model, windows, batch=2, rank=rank, world=2) for rank in range(2)]
-    assert sum(halves) == pytest.approx(held_out_nats(model, windows, batch=2), rel=1e-6)
+    halves = [held_out_nats(TorchModel(model), windows, batch=2, rank=rank, world=2) for rank in range(2)]
+    assert sum(halves) == pytest.approx(held_out_nats(TorchModel(model), windows, batch=2), rel=1e-6)
 
 
 # Interrupted and resumed
@@ -299,16 +269,26 @@ def test_a_checkpoint_has_its_name_only_when_complete(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
 
 
-@pytest.mark.parametrize("point", ["model", "optimizer", "state", "complete", "rename"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        ("tmm_adapters.training.torch_trainer.write_model",),
+        ("tmm_adapters.training.torch_state.write_optimizer",),
+        ("transformers.TrainerState.save_to_json",),
+        ("tmm_adapters.training.checkpoints.write_json",),
+        ("pathlib.Path.rename", "step-"),
+    ],
+    ids=["model", "optimizer", "state", "complete", "rename"],
+)
 def test_a_full_disk_leaves_the_earlier_checkpoint(
     arguments: Callable[..., list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    point: str,
+    point: tuple[str, ...],
 ) -> None:
     out = tmp_path / "full"
-    fail_second(monkeypatch, point)
+    fail_second(monkeypatch, *point)
     assert main(arguments(out)) == 1
     said = capsys.readouterr().err
     assert "No space left on device" in said
@@ -318,29 +298,6 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(
     assert newest is not None
     assert (newest.name, skipped) == ("step-00000004", [])
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000004"]
-
-
-def fail_second(monkeypatch: pytest.MonkeyPatch, point: str) -> None:
-    """Let the disk be full when the second checkpoint reaches `point`."""
-    place = {
-        "model": ("tmm_adapters.training.torch_trainer.write_model", None),
-        "optimizer": ("tmm_adapters.training.torch_state.write_optimizer", None),
-        "state": ("transformers.TrainerState.save_to_json", None),
-        "complete": ("tmm_adapters.training.checkpoints.write_json", None),
-        "rename": ("pathlib.Path.rename", "step-"),
-    }[point]
-    owner, name = place[0].rsplit(".", 1)
-    target = pkgutil.resolve_name(owner)
-    original, calls = getattr(target, name), []
-
-    def failing(*args: object, **kwargs: object) -> object:
-        if place[1] is None or place[1] in str(args[-1]):
-            calls.append(args)
-            if len(calls) == 2:
-                raise OSError(28, "No space left on device")
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(target, name, failing)
 
 
 def test_hostile_pickles_in_a_checkpoint_do_not_run(finished: Path, tmp_path: Path) -> None:
@@ -416,10 +373,9 @@ def test_what_is_left_open_is_settled_and_what_is_given_stays() -> None:
     wide, narrow = TMMConfig(d_model=256), TMMConfig(d_model=128)
     left_open = settled(TrainingOptions(device="cpu"), narrow, torch_place)
     assert left_open.precision in ("float32", "bfloat16")
-    assert left_open.framework == "torch"
     wider = settled(TrainingOptions(device="cpu"), wide, torch_place)
     assert left_open.learning_rate == pytest.approx(2 * wider.learning_rate)
-    given = TrainingOptions(framework="torch", learning_rate=0.5, precision="float32", device="cpu")
+    given = TrainingOptions(learning_rate=0.5, precision="float32", device="cpu")
     assert settled(given, narrow, torch_place) == given
 
 

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tmm_core import TMMConfig
+from tmm_core import TMMConfig, lm
+from tmm_core._exchange import namespace_of
 
 if TYPE_CHECKING:
     from .tokenizers import Tokenizer
@@ -26,6 +27,7 @@ __all__ = [
     "folder_written_aside",
     "is_model",
     "load_model",
+    "load_params",
     "read_config",
     "read_tensors",
     "save_model",
@@ -127,32 +129,54 @@ def load_model(folder: str | os.PathLike[str], *, device: str = "auto") -> tuple
 
     Raises
     ------
-    FileNotFoundError
-        If a file is missing.
-    ValueError
-        If a file is damaged, the weights are not those of the configuration, or the tokenizer does not fit.
+    FileNotFoundError, ValueError
+        As `load_params`, and if the device is not there.
     """
     import torch
 
-    from .tokenizers import check_fits, load_tokenizer
     from .torch import LanguageModel
 
-    config, tokenizer = read_config(folder), load_tokenizer(folder)
-    check_fits(tokenizer, config)
-    tensors = read_tensors(Path(folder) / WEIGHTS, "pt")
-    bad = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
-    if bad:
-        raise ValueError(f"{Path(folder) / WEIGHTS} is damaged: {bad[0]} is not finite; copy or train it again")
-    try:
-        model = LanguageModel.from_params(tensors, config)
-    except ValueError as error:
-        raise ValueError(f"{Path(folder) / WEIGHTS} does not fit {CONFIG} beside it: {error}") from error
+    tensors, config, tokenizer = load_params(folder, "pt")
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device == "auto":
         device = "cuda" if available["cuda"] else "cpu"
     elif not available.get(device, True):
         raise ValueError(f"--device {device} is not available on this machine: leave it out, or take cpu")
-    return model.to(device).eval(), tokenizer
+    return LanguageModel.from_params(tensors, config).to(device).eval(), tokenizer
+
+
+def load_params(
+    folder: str | os.PathLike[str], framework: Framework = "numpy"
+) -> tuple[dict[str, Any], TMMConfig, Tokenizer]:
+    """Return the parameters in a model folder, by the names of `tmm_core.lm`, its configuration and its tokenizer.
+
+    Parameters
+    ----------
+    folder : path
+        The model folder.
+    framework : {"numpy", "pt"}
+        NumPy arrays, in which bfloat16 becomes float32, or Torch tensors on the CPU.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing.
+    ValueError
+        If a file is damaged, the weights are not those of the configuration, or the tokenizer does not fit.
+    """
+    from .tokenizers import check_fits, load_tokenizer
+
+    config, tokenizer, path = read_config(folder), load_tokenizer(folder), Path(folder) / WEIGHTS
+    check_fits(tokenizer, config)
+    params = read_tensors(path, framework)
+    bad = [name for name, array in params.items() if not bool(namespace_of(array).isfinite(array).all())]
+    if bad:
+        raise ValueError(f"{path} is damaged: {bad[0]} is not finite; copy or train it again")
+    try:
+        lm.check_params(params, config)
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit {CONFIG} beside it: {error}") from error
+    return params, config, tokenizer
 
 
 def read_tensors(
@@ -161,7 +185,7 @@ def read_tensors(
     """Return the tensors of a safetensors file whose names contain a word, by default all of them.
 
     They are NumPy arrays, or Torch tensors (`pt`) on the CPU. NumPy lacks bfloat16, which becomes float32 there,
-    without loss; that asks for Torch.
+    without loss; that asks for ml_dtypes.
 
     Raises
     ------
@@ -179,17 +203,17 @@ def read_tensors(
     try:
         with safe_open(path, framework=framework) as file:
             names = [name for name in file.keys() if containing in name]  # noqa: SIM118  (not a mapping)
-            short = framework == "numpy" and any(file.get_slice(name).get_dtype() == "BF16" for name in names)
-            if not short:
-                return {name: file.get_tensor(name) for name in names}
+            short = [name for name in names if file.get_slice(name).get_dtype() == "BF16"]
+            if framework == "numpy" and short:
+                import ml_dtypes  # noqa: F401  (tells NumPy what bfloat16 is)
+            tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(
             f"{path} is not a whole safetensors file ({error}): it is truncated or damaged; copy or train it again"
         ) from error
-    import torch
-
-    tensors = read_tensors(path, "pt", containing=containing)
-    return {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in tensors.items()}
+    if framework == "numpy":
+        tensors |= {name: tensors[name].astype("float32") for name in short}
+    return tensors
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:

@@ -41,18 +41,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = model_folder(arguments.dir)
     from ..documents import read_documents
-    from ..folder import load_model
     from ..text import write_text
     from ..tokens import bits_per_byte, evaluation_windows, write_tokens
+    from ..training.frameworks import choose, open_model
     from ..training.measure import held_out_nats
 
     documents = read_documents(arguments.text)
-    model, tokenizer = load_model(folder, device=arguments.device)
+    model, tokenizer = open_model(choose(arguments.framework), folder, device=arguments.device)
     with tempfile.TemporaryDirectory() as scratch:
         text = write_text(documents, Path(scratch, "text"))
         part = text.whole()
         tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
-        windows = evaluation_windows(tokens, model.tmm_config.max_len, _end_of_text(folder, tokenizer))
+        windows = evaluation_windows(tokens, model.config.max_len, _end_of_text(folder, tokenizer))
         nats = held_out_nats(model, windows, batch=arguments.batch)
         if not math.isfinite(nats):
             raise ValueError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")

@@ -39,11 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training.runs import model_folder
 
     folder = model_folder(arguments.dir)
-    from ..folder import load_model
     from ..training.display import printable
+    from ..training.frameworks import choose, open_model
     from ..training.measure import continuation
 
-    model, tokenizer = load_model(folder, device=arguments.device)
+    model, tokenizer = open_model(choose(arguments.framework), folder, device=arguments.device)
     terminal = sys.stdout.isatty()
 
     def write(text: str) -> None:

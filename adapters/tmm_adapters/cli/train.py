@@ -108,6 +108,6 @@ def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
 def _say_starting(framework: str) -> None:
     """Say that something happens, unless it cannot: importing the Trainer takes seconds."""
     libraries = {"torch": "PyTorch and the Trainer", "jax": "JAX"}
-    name = choose(framework)
+    name = choose(framework, training=True)
     if os.environ.get("RANK", "0") == "0":
         print(f"starting: loading {libraries[name]}", flush=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from ..tokens import bits_per_byte
 from .checkpoints import write_checkpoint
 from .interruption import Interruption
-from .learner import Learner, Place, StoppedError, Work
+from .learner import Learner, Place, Work
+from .measure import StoppedError
 from .narration import BITS, SAMPLE_TOKENS, Narration
 from .pace import Clock, Pace, evaluation_steps, learning_rate_factor
 

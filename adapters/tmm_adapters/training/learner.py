@@ -18,6 +18,7 @@ from tmm_core import TMMConfig
 from ..text import Part
 from ..tokenizers import Tokenizer
 from ..tokens import TokenWindows
+from .measure import Windows
 from .options import TrainingOptions
 from .order import TrainingSamples
 from .runs import Run
@@ -25,13 +26,9 @@ from .runs import Run
 if TYPE_CHECKING:
     from .course import Course
 
-__all__ = ["Framework", "Learner", "Place", "StoppedError", "Work"]
+__all__ = ["Framework", "Learner", "Place", "Work"]
 
 T = TypeVar("T")
-
-
-class StoppedError(Exception):
-    """Raised by an evaluation that is told to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +57,7 @@ class Learner(Protocol):
     def parameters(self, containing: str = "") -> dict[str, NDArray[Any]]:
         """Return the parameters whose names contain a word, by default all, as NumPy arrays."""
 
-    def nats(self, windows: TokenWindows | list[Any], *, stop: Callable[[], bool] = ...) -> float:
+    def nats(self, windows: Windows, *, stop: Callable[[], bool] = ...) -> float:
         """Return the cross-entropy (nats) of this process's share of `windows`, summed.
 
         Raises

@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from tmm_core import TMMConfig
 
 from ..tokenizers import Tokenizer
 from ..tokens import TokenWindows
-from ..torch import ContextFullError, LanguageModel
-from .learner import StoppedError
 
-__all__ = ["StoppedError", "continuation", "held_out_nats", "prompt_ids"]
+__all__ = ["Batch", "Model", "StoppedError", "Windows", "continuation", "held_out_nats", "prompt_ids"]
 
-Windows = TokenWindows | Sequence[dict[str, NDArray[np.int64]]]
+Batch = dict[str, NDArray[np.int64]]
+Windows = TokenWindows | Sequence[Batch]
 
 
-@torch.no_grad()
+class StoppedError(Exception):
+    """Raised by `held_out_nats` when it is told to stop."""
+
+
+class Model(Protocol):
+    """A language model of any framework, to be measured and to write."""
+
+    @property
+    def config(self) -> TMMConfig:
+        """The model."""
+
+    def nats(self, batch: Batch) -> float:
+        """Return the summed cross-entropy (nats) of the targets of a batch."""
+
+    def continued(
+        self, ids: list[int], n_tokens: int, *, seed: int, temperature: float, top_p: float
+    ) -> Generator[int]:
+        """Yield up to `n_tokens` tokens that follow `ids`, as they are drawn; fewer where the context is full."""
+
+
 def held_out_nats(
-    model: LanguageModel,
+    model: Model,
     windows: Windows,
     *,
     batch: int,
@@ -34,7 +53,7 @@ def held_out_nats(
 
     Parameters
     ----------
-    model : LanguageModel
+    model : Model
         On any device; left in the mode it was in.
     windows : TokenWindows
         The held-out text, or a list of some of its windows.
@@ -50,19 +69,12 @@ def held_out_nats(
     StoppedError
         When `stop` says yes.
     """
-    device = next(model.parameters()).device
-    training = model.training
-    model.eval()
     nats = 0.0
-    try:
-        for start in range(rank * batch, len(windows), world * batch):
-            if stop():
-                raise StoppedError
-            rows = [windows[index] for index in range(start, min(start + batch, len(windows)))]
-            batched = {name: torch.from_numpy(np.stack([row[name] for row in rows])).to(device) for name in rows[0]}
-            nats += float(model(**batched, num_items_in_batch=1)["loss"])
-    finally:
-        model.train(training)
+    for start in range(rank * batch, len(windows), world * batch):
+        if stop():
+            raise StoppedError
+        rows = [windows[index] for index in range(start, min(start + batch, len(windows)))]
+        nats += model.nats({name: np.stack([row[name] for row in rows]) for name in rows[0]})
     return nats
 
 
@@ -84,7 +96,7 @@ def prompt_ids(prompt: str, tokenizer: Tokenizer, config: TMMConfig) -> list[int
 
 
 def continuation(
-    model: LanguageModel,
+    model: Model,
     tokenizer: Tokenizer,
     prompt: str,
     n_tokens: int,
@@ -116,30 +128,21 @@ def continuation(
     -----
     An untrained model writes bytes that are no text; they read U+FFFD.
     """
-    device = next(model.parameters()).device
-    tokens = torch.tensor(prompt_ids(prompt, tokenizer, model.tmm_config), device=device)
-    generator = torch.Generator(device).manual_seed(seed)
-    training = model.training
-    model.eval()
-    n_prompt = len(tokens)
+    ids = prompt_ids(prompt, tokenizer, model.config)
+    taken = 0
 
-    def written() -> Iterator[int]:
-        nonlocal tokens
-        for _ in range(n_tokens):
-            try:
-                tokens = model.generate(tokens, 1, temperature=temperature, top_p=top_p, generator=generator)
-            except ContextFullError:
+    def written(tokens: Iterator[int]) -> Iterator[int]:
+        nonlocal taken
+        for token in tokens:
+            taken += 1
+            if token == tokenizer.end_of_text:
                 return
-            if int(tokens[-1]) == tokenizer.end_of_text:
-                return
-            yield int(tokens[-1])
+            yield token
 
     pieces = []
-    try:
-        for piece in tokenizer.stream(written()):
+    with contextlib.closing(model.continued(ids, n_tokens, seed=seed, temperature=temperature, top_p=top_p)) as tokens:
+        for piece in tokenizer.stream(written(tokens)):
             pieces.append(piece)
             if on_text is not None:
                 on_text(piece)
-    finally:
-        model.train(training)
-    return "".join(pieces), len(tokens) - n_prompt
+    return "".join(pieces), taken

@@ -68,7 +68,7 @@ def _of_torch(path: Path) -> Moments:
         if key not in parts:
             raise ValueError(f"{path} holds {name}, which AdamW does not keep; resume from another checkpoint")
         parts[key][parameter] = tensor
-    steps = {int(step) for step in parts["step"].values()}
+    steps = {int(step.item()) for step in parts["step"].values()}
     if len(steps) > 1:
         raise ValueError(f"{path} has parameters of several steps, {sorted(steps)}; resume from another checkpoint")
     return Moments(parts["exp_avg"], parts["exp_avg_sq"], *steps or {0})

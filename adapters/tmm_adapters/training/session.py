@@ -48,8 +48,10 @@ class Plan:
 
 def begin(plan: Plan) -> int:
     """Make a new run and train it; return the exit code: 0, or 130 and 143 where a signal ended it."""
-    framework = load(choose(plan.options.framework))
-    plan = dataclasses.replace(plan, options=settled(plan.options, plan.config, framework))
+    name = choose(plan.options.framework, training=True)
+    framework = load(name)
+    options = dataclasses.replace(plan.options, framework=name)
+    plan = dataclasses.replace(plan, options=settled(options, plan.config, framework))
     place = framework.place(plan.options)
     display = make_display(silent=not place.first)
     with _backend(plan.options):
@@ -78,7 +80,7 @@ def resume(run: Run, **changes: Any) -> int:
     if run.description["finished"]:
         raise ValueError(f"the run {run.folder} is finished, nothing is left to resume: its model is {run.model}")
     options = dataclasses.replace(_described(run)[2], **changes)
-    place = load(choose(options.framework)).place(options)
+    place = load(choose(options.framework, training=True)).place(options)
     display = make_display(silent=not place.first)
     with _backend(options):
         checkpoint, skipped = newest_intact(run.checkpoints)
@@ -100,7 +102,7 @@ def settled(options: TrainingOptions, config: TMMConfig, framework: Framework) -
     precision = options.precision
     if precision == "auto":
         precision = "bfloat16" if framework.fast_at_bfloat16(options.device) else "float32"
-    return dataclasses.replace(options, framework=choose(options.framework), learning_rate=rate, precision=precision)
+    return dataclasses.replace(options, learning_rate=rate, precision=precision)
 
 
 def _described(run: Run) -> tuple[TMMConfig, Source, TrainingOptions]:

@@ -24,6 +24,7 @@ from .measure import Windows, continuation, held_out_nats
 from .moments import read_moments
 from .options import MANY_STEPS
 from .order import TrainingSamples
+from .torch_measure import TorchModel
 
 __all__ = ["LanguageModelTrainer"]
 
@@ -79,7 +80,7 @@ class LanguageModelTrainer(Trainer):
         # The Trainer's steps wrap the model in mixed precision; a run that has none left to do must measure the same.
         with self.accelerator.autocast():
             return held_out_nats(
-                self.model,
+                TorchModel(self.model),
                 windows,
                 batch=self.work.options.batch,
                 rank=self.args.process_index,
@@ -89,7 +90,7 @@ class LanguageModelTrainer(Trainer):
 
     def text(self, prompt: str, n_tokens: int) -> tuple[str, int]:
         """Return how the model continues `prompt`."""
-        return continuation(self.model, self.work.tokenizer, prompt, n_tokens, seed=self.work.options.seed)
+        return continuation(TorchModel(self.model), self.work.tokenizer, prompt, n_tokens, seed=self.work.options.seed)
 
     def write_state(self, folder: Path) -> None:
         """Write the model and all that training needs to go on into `folder`."""

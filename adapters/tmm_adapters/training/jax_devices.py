@@ -1,0 +1,24 @@
+"""The devices that JAX finds, by the names of `--device`."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import jax
+
+__all__ = ["devices_of"]
+
+
+def devices_of(name: str) -> list[jax.Device]:
+    """Return the devices that `--device name` stands for.
+
+    Raises
+    ------
+    ValueError
+        If there are none.
+    """
+    try:
+        return list(jax.local_devices(backend=None if name == "auto" else name))
+    except RuntimeError as error:
+        raise ValueError(
+            f"--device {name} is not available to JAX on this machine: leave it out, or take cpu"
+        ) from error

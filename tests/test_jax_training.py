@@ -1,0 +1,456 @@
+"""Training in JAX: the same runs as PyTorch's, as safe against being cut short, and each goes on with the other's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training_runs import (
+    CHEAP,
+    ONE_THREAD,
+    SETTLED,
+    fail_second,
+    recorded,
+    records,
+    signal_at,
+    weights,
+    write_words,
+)
+
+from tmm_adapters.cli import main
+from tmm_adapters.folder import read_tensors, write_tensors
+from tmm_adapters.tokens import TokenWindows
+from tmm_adapters.training import checkpoints, frameworks, jax_place, jax_state
+from tmm_adapters.training.jax_measure import JaxModel, draw
+from tmm_adapters.training.measure import held_out_nats
+from tmm_adapters.training.moments import read_moments
+from tmm_adapters.training.options import TrainingOptions
+from tmm_adapters.training.runs import Run
+from tmm_adapters.training.session import settled
+from tmm_core import TMMConfig
+from tmm_core.lm import frozen_names, parameter_shapes
+
+STEPS = 12
+SMALL = ["--n-layers", "1", "--position-bias", "--precision", "float32"]  # programs that compile quickly
+ALIKE = [*SETTLED, *SMALL, "--steps", str(STEPS), "--log-every", "1", "--seed", "3"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_words(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def arguments(text: Path) -> Callable[..., list[str]]:
+    def build(framework: str, out: Path, *more: str) -> list[str]:
+        return ["train", "--framework", framework, "--text", str(text), "--out", str(out), *ALIKE, *more]
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def in_jax(arguments: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted."""
+    out = tmp_path_factory.mktemp("jax") / "whole"
+    assert main(arguments("jax", out)) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def in_torch(arguments: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run in PyTorch, in which it is a function of the same seed."""
+    out = tmp_path_factory.mktemp("torch") / "whole"
+    assert main(arguments("torch", out)) == 0
+    return out
+
+
+def unfinished(whole: Path, out: Path, *, step: int) -> Run:
+    """Return a copy of a run that was ended after `step`, of the kind that an interruption leaves."""
+    shutil.copytree(whole, out)
+    run = Run.open(out)
+    run.describe(finished=False)
+    shutil.rmtree(run.model)
+    for path in checkpoints.checkpoints(run.checkpoints):
+        if checkpoints.step_of(path) > step:
+            shutil.rmtree(path)
+    return run
+
+
+# What a run leaves
+
+
+def test_a_run_leaves_what_it_promises(in_jax: Path) -> None:
+    run = Run.open(in_jax)
+    assert run.description["finished"]
+    assert run.description["options"]["framework"] == "jax"
+    assert run.plot.read_bytes().startswith(b"\x89PNG")
+    assert [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.checkpoints)] == [8, 12]
+    assert sorted(p.name for p in run.lags.iterdir()) == [f"step-{s:08d}.safetensors" for s in (4, 8, 12)]
+    assert run.samples.read_text().count("== ") == 4  # three evaluations and the end
+    assert list(recorded(in_jax, "eval_bits_per_byte")) == [4, 8, 12]
+    assert records(in_jax)[-1]["tokens"] == STEPS * 4 * 16
+
+
+@pytest.mark.filterwarnings("default")  # the Trainer's libraries warn as they please
+def test_both_frameworks_train_the_same_run(in_jax: Path, in_torch: Path) -> None:
+    for name in ("loss", "grad_norm", "learning_rate", "eval_bits_per_byte", "tokens", "epoch"):
+        ours, theirs = recorded(in_jax, name), recorded(in_torch, name)
+        assert ours.keys() == theirs.keys()
+        np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5, err_msg=name)
+    assert len(recorded(in_jax, "loss")) == STEPS
+
+
+def test_a_checkpoint_holds_everything_twice_and_alike(in_jax: Path) -> None:
+    """The Orbax folder alone is enough for tools of the JAX world."""
+    folder = in_jax / "checkpoints" / "step-00000012"
+    state = jax_state.read_state(folder / "state.orbax")
+    params = read_tensors(folder / "model.safetensors")
+    assert state["params"].keys() == params.keys()
+    assert all((state["params"][name] == params[name]).all() for name in params)
+    assert int(state["step"]) == STEPS
+    complete = json.loads((folder / "complete.json").read_text())
+    assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == {*complete, "complete.json"}
+
+
+# Interrupted and resumed
+
+
+def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(
+    in_jax: Path,
+    arguments: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        signal_at(patch, batch=7)  # batches are read one ahead: in step 6
+        assert main(arguments("jax", out)) == 130
+    assert f"saved after step 6; to go on: tmm train --resume {out}" in capsys.readouterr().out
+    assert main(["train", "--resume", str(out)]) == 0
+    assert weights(out) == weights(in_jax)
+    ours, whole = (jax_state.read_state(run / "checkpoints/step-00000012/state.orbax") for run in (out, in_jax))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for name in ("loss", "grad_norm", "learning_rate", "eval_bits_per_byte"):
+        assert recorded(out, name) == recorded(in_jax, name)
+
+
+def test_a_run_that_missed_only_its_end_is_finished(in_jax: Path, tmp_path: Path) -> None:
+    run = unfinished(in_jax, tmp_path / "late", step=STEPS)
+    run.forget_after(11)  # the last evaluation too
+    assert main(["train", "--resume", str(run.folder)]) == 0
+    assert weights(run.folder) == weights(in_jax)
+    assert recorded(run.folder, "eval_bits_per_byte") == recorded(in_jax, "eval_bits_per_byte")
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("first", "then"), [("torch", "jax"), ("jax", "torch")])
+def test_one_framework_goes_on_with_the_run_of_the_other(
+    first: str, then: str, in_jax: Path, in_torch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"torch": in_torch, "jax": in_jax}[first]
+    run = unfinished(whole, tmp_path / "crossed", step=8)
+    assert main(["train", "--resume", str(run.folder), "--framework", then]) == 0
+    assert f"resuming from {run.checkpoints / 'step-00000008'}" in capsys.readouterr().out
+    ours, theirs = recorded(run.folder, "loss"), recorded(whole, "loss")
+    assert list(ours) == list(range(1, STEPS + 1))
+    # Without AdamW's averages the second step after 8 would differ by 1e-2.
+    np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
+    bits = recorded(run.folder, "eval_bits_per_byte")
+    assert bits[12] == pytest.approx(recorded(whole, "eval_bits_per_byte")[12], rel=1e-5)
+    assert bits[12] < bits[4]
+    newest = checkpoints.checkpoints(run.checkpoints)[-1]
+    config = TMMConfig.from_dict(run.description["config"])
+    assert read_moments(newest, config).steps == STEPS
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        ("tmm_adapters.training.jax_trainer.write_model",),
+        ("tmm_adapters.training.jax_state.write_state",),
+        ("tmm_adapters.training.checkpoints.write_json",),
+        ("pathlib.Path.rename", "step-"),
+    ],
+    ids=["model", "orbax", "complete", "rename"],
+)
+def test_a_full_disk_leaves_the_earlier_checkpoint(
+    arguments: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    point: tuple[str, ...],
+) -> None:
+    out = tmp_path / "full"
+    fail_second(monkeypatch, *point)
+    assert main(arguments("jax", out)) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert f"make room, then tmm train --resume {out}" in said
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000004"]
+    assert checkpoints.newest_intact(out / "checkpoints")[1] == []
+
+
+def state_of(shapes: dict[str, tuple[int, ...]], trained: list[str]) -> dict[str, object]:
+    arrays = {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}
+    return {
+        "params": arrays,
+        "mu": {name: arrays[name] for name in trained},
+        "nu": {name: arrays[name] for name in trained},
+        "step": np.int32(3),
+    }
+
+
+def test_too_full_a_disk_is_seen_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 100))
+    with pytest.raises(OSError, match="No space left on device"):
+        jax_state.write_state(tmp_path / "state", state_of({"a": (10, 10)}, ["a"]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_orbax_cannot_write_is_an_oserror_and_no_thread_stays(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    jax_state.write_state(tmp_path / "state", state_of({"a": (3,)}, ["a"]))
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="cannot write"):
+        jax_state.write_state(tmp_path / "file", state_of({"a": (3,)}, ["a"]))
+    for _ in range(100):
+        if set(threading.enumerate()) <= before:
+            break
+        time.sleep(0.02)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("name", ["manifest.ocdbt", "_METADATA"])
+def test_damaged_orbax_folders_are_skipped_and_named(in_jax: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(in_jax / "checkpoints", tmp_path / "checkpoints")
+    newest = tmp_path / "checkpoints" / "step-00000012"
+    path = newest / "state.orbax" / name
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    found, skipped = checkpoints.newest_intact(tmp_path / "checkpoints")
+    assert found == tmp_path / "checkpoints" / "step-00000008"
+    assert skipped == [f"{newest}: state.orbax/{name} is damaged: its checksum is wrong"]
+    path.unlink()
+    assert "is missing" in checkpoints.newest_intact(tmp_path / "checkpoints")[1][0]
+
+
+def test_orbax_folders_that_hold_something_else_are_refused(in_jax: Path, tmp_path: Path) -> None:
+    config = TMMConfig.from_dict(Run.open(in_jax).description["config"])
+    folder = tmp_path / "step-00000012"
+    shutil.copytree(in_jax / "checkpoints" / "step-00000012", folder)
+    other = TMMConfig.from_dict({**config.to_dict(), "n_layers": 2})
+    with pytest.raises(ValueError, match=r"is of another model: blocks\.1\..* does not fit"):
+        read_moments(folder, other)
+    shutil.rmtree(folder / "state.orbax")
+    with pytest.raises(FileNotFoundError, match="resume from another checkpoint"):
+        read_moments(folder, config)
+    (folder / "state.orbax").mkdir()
+    with pytest.raises(ValueError, match="is no whole Orbax folder"):
+        read_moments(folder, config)
+    shutil.rmtree(folder / "state.orbax")
+    jax_state.write_state(folder / "state.orbax", {"params": {"a": jnp.zeros(3)}})
+    with pytest.raises(ValueError, match="must hold mu, nu, params, step"):
+        read_moments(folder, config)
+
+
+def test_frozen_parameters_have_no_moments(tmp_path: Path) -> None:
+    config = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16, frozen="lags")
+    shapes = parameter_shapes(config)
+    trained = [name for name in shapes if name not in frozen_names(config)]
+    assert len(trained) < len(shapes)
+    jax_state.write_state(tmp_path / "state.orbax", state_of(shapes, trained))
+    assert read_moments(tmp_path, config).mu.keys() == set(trained)
+
+
+def test_a_state_of_torch_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    config = TMMConfig(d_model=8, n_layers=0, n_heads=2, max_len=16)
+    arrays = {}
+    for at, (name, shape) in enumerate(parameter_shapes(config).items()):
+        arrays |= {f"{name}.{key}": np.zeros(shape, np.float32) for key in ("exp_avg", "exp_avg_sq")}
+        arrays[f"{name}.step"] = np.asarray(at, np.float32)
+    write_tensors(tmp_path / "optimizer.safetensors", arrays)
+    with pytest.raises(ValueError, match="has parameters of several steps"):
+        read_moments(tmp_path, config)
+    write_tensors(tmp_path / "optimizer.safetensors", {"embed.weight.momentum": np.zeros(3)})
+    with pytest.raises(ValueError, match="which AdamW does not keep"):
+        read_moments(tmp_path, config)
+
+
+def test_without_orbax_the_remedy_is_named(in_jax: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TMMConfig.from_dict(Run.open(in_jax).description["config"])
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    monkeypatch.delitem(sys.modules, "tmm_adapters.training.jax_state")
+    with pytest.raises(LookupError, match=r"needs orbax\.checkpoint: pip install 'tmm-core\[train-jax\]'"):
+        read_moments(in_jax / "checkpoints" / "step-00000012", config)
+
+
+# Options
+
+
+def test_minutes_become_steps(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "minutes"
+    signal_at(monkeypatch, batch=40)
+    options = ["--text", str(text), "--out", str(out), "--minutes", "5", *CHEAP, *SMALL]
+    assert main(["train", "--framework", "jax", *options]) == 130
+    run = Run.open(out)
+    assert run.description["steps"] > 100
+    newest, _ = checkpoints.newest_intact(run.checkpoints)
+    assert newest is not None
+    assert checkpoints.step_of(newest) == 39
+
+
+def test_divergence_ends_the_run(
+    arguments: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments("jax", tmp_path / "run", "--learning-rate", "1e30", "--warmup", "0", "--clip", "0")) == 2
+    assert "training has diverged: the loss is" in capsys.readouterr().err
+
+
+def test_bfloat16_is_mixed_precision(
+    in_jax: Path, arguments: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(arguments("jax", out, "--precision", "bfloat16", "--steps", "4", "--warmup", "3")) == 0
+    assert "bfloat16\n" in capsys.readouterr().out
+    assert {array.dtype for array in read_tensors(out / "model" / "model.safetensors").values()} == {
+        np.dtype("float32")
+    }
+    exact, mixed = recorded(in_jax, "loss")[1], recorded(out, "loss")[1]
+    assert 0 < abs(mixed - exact) < 2e-2 * exact
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compile": True}, "--compile is PyTorch's, and JAX always compiles: leave it out"),
+        ({"report_to": "wandb"}, "--report-to wandb is for PyTorch"),
+        ({"device": "cuda"}, "--device cuda is not available to JAX"),
+        ({"device": "mps"}, "--device mps is not available to JAX"),
+    ],
+)
+def test_what_jax_has_not_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        jax_place.place(TrainingOptions(**{"device": "cpu", **options}))
+
+
+def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="torchrun is for PyTorch"):
+        jax_place.place(TrainingOptions(device="cpu"))
+
+
+def test_a_cpu_computes_in_float32_unless_asked_otherwise() -> None:
+    assert settled(TrainingOptions(device="cpu"), TMMConfig(), jax_place).precision == "float32"
+
+
+@pytest.mark.parametrize(
+    ("absent", "asked", "chosen"),
+    [
+        ((), "auto", "torch"),
+        (("torch",), "auto", "jax"),
+        (("accelerate",), "auto", "jax"),
+        (("optax",), "auto", "torch"),
+        (("torch", "jax"), "auto", "there is neither PyTorch nor JAX: pip install"),
+        (("transformers",), "torch", r"--framework torch needs transformers: .*\[train\]', or take --framework jax"),
+        (
+            ("jax", "orbax.checkpoint"),
+            "jax",
+            r"--framework jax needs jax, orbax\.checkpoint: .*\[train-jax\]', or take",
+        ),
+        ((), "tensorflow", "--framework must be auto, torch or jax, and is 'tensorflow'"),
+    ],
+)
+def test_the_framework_is_one_that_is_here(
+    absent: tuple[str, ...], asked: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frameworks, "_installed", lambda library: library not in absent)
+    if chosen in ("torch", "jax"):
+        assert frameworks.choose(asked, training=True) == chosen
+    else:
+        with pytest.raises((LookupError, ValueError), match=chosen):
+            frameworks.choose(asked, training=True)
+
+
+# Measuring and writing
+
+
+def test_batches_that_are_not_full_cost_what_they_are(in_jax: Path) -> None:
+    config = TMMConfig.from_dict(Run.open(in_jax).description["config"])
+    params = {name: jnp.asarray(p) for name, p in read_tensors(in_jax / "model" / "model.safetensors").items()}
+    windows = TokenWindows(np.arange(90) % 200, config.max_len, end_of_text=7)
+    one_by_one = [held_out_nats(JaxModel(params, config), [window], batch=1) for window in windows]
+    together = held_out_nats(JaxModel(params, config, rows=4), windows, batch=4)
+    assert len(windows) % 4 != 0
+    assert together == pytest.approx(sum(one_by_one), rel=1e-5)
+
+
+def test_drawing_keeps_to_the_likeliest() -> None:
+    rng = np.random.default_rng(0)
+    logits = np.log(np.asarray([0.1, 0.6, 0.3], np.float32))
+    assert draw(logits, 0.0, 1.0, rng) == 1
+    assert {draw(logits, 1.0, 0.5, rng) for _ in range(50)} == {1}
+    assert {draw(logits, 1.0, 0.7, rng) for _ in range(50)} == {1, 2}
+    counts = np.bincount([draw(logits, 1.0, 1.0, rng) for _ in range(4000)], minlength=3)
+    np.testing.assert_allclose(counts / 4000, [0.1, 0.6, 0.3], atol=0.03)
+    with pytest.raises(ValueError, match="logits are not finite"):
+        draw(np.asarray([0, np.nan], np.float32), 1.0, 1.0, rng)
+
+
+def test_a_full_context_ends_what_is_written(in_jax: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", str(in_jax), "--framework", "jax", "--prompt", "The", "--tokens", "40", "--temperature", "0"]
+    assert main(command) == 0
+    first = capsys.readouterr()
+    assert "13 tokens in" in first.err, "the last of 16 places foretells a token too"
+    assert main([*command, "--tokens", "5"]) == 0
+    assert first.out.startswith(capsys.readouterr().out.rstrip("\n"))
+
+
+# Without PyTorch, on several devices
+
+WITHOUT_TORCH = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers", "accelerate"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from tmm_adapters.cli import main
+
+text, out, *options = sys.argv[1:]
+assert main(["train", "--text", text, "--out", out, *options]) == 0
+assert main(["eval", out, "--text", text]) == 0
+assert main(["generate", out, "--prompt", "The", "--tokens", "3"]) == 0
+assert not {"torch", "transformers", "accelerate"} & set(sys.modules)
+"""
+
+
+def test_two_devices_and_no_pytorch_train_the_same_run(in_jax: Path, text: Path, tmp_path: Path) -> None:
+    """Two devices with two sequences each do what one does that accumulates twice."""
+    out = tmp_path / "two"
+    options = [*ALIKE, "--accumulate", "1", "--steps", str(STEPS)]
+    env = {**ONE_THREAD, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_TORCH, str(text), str(out), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "cpu, 2 devices" in done.stdout
+    assert "this model" in done.stdout
+    for name in ("loss", "eval_bits_per_byte", "tokens"):
+        ours, alone = recorded(out, name), recorded(in_jax, name)
+        assert ours.keys() == alone.keys()
+        np.testing.assert_allclose(list(ours.values()), list(alone.values()), rtol=1e-4, err_msg=name)
