@@ -11,7 +11,7 @@ pytest.importorskip("numba")
 from numba_oracle import allowed, check_within, normal, widened
 
 import tmm_core
-from tmm_backends._numba import backend, calls, streaming, threads
+from tmm_backends._numba import backend, streaming, threads, tiles
 from tmm_core._oracles import dense_product
 
 engine = backend.engine
@@ -145,13 +145,13 @@ def test_inputs_may_be_read_only():
 @pytest.fixture
 def threaded(monkeypatch):
     """Let every tile and step be computed by so many threads, however small it is."""
-    monkeypatch.setattr(calls, "SMALL", 1)
+    monkeypatch.setattr(tiles, "LARGE", 1)
     monkeypatch.setattr(streaming, "LARGE", 1)
     with ThreadPoolExecutor(4) as pool:
         monkeypatch.setattr(threads, "_pool", pool)
 
         def use(count):
-            monkeypatch.setattr(calls, "thread_count", lambda: count)
+            monkeypatch.setattr(tiles, "thread_count", lambda: count)
             monkeypatch.setattr(streaming, "thread_count", lambda: count)
 
         yield use

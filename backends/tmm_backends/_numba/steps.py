@@ -23,6 +23,7 @@ from .lanes import (
     magnitude,
     read,
     read_some,
+    store,
     width,
     write,
     write_some,
@@ -147,11 +148,12 @@ def factor(lags, at, each, j):
 def advance_one(stand_in, tape, back, count, x, y, item, channels, lags, at, each):
     """Do the same for one register, or a part of one."""
     inputs = fetch_piece(stand_in, x, item, channels)
-    total = fetch_piece(stand_in, tape, item, channels) + factor(lags, at, each, 0) * inputs
-    for begin in range(1, count + 1, RUN):
+    total = factor(lags, at, each, 0) * inputs
+    for begin in range(0, count + 1, RUN):
         some = zeros(lags)
-        for j in range(begin, min(begin + RUN, count + 1)):
-            some = some + factor(lags, at, each, j) * fetch_piece(stand_in, tape - j * back, item, channels)
+        for j in range(begin, min(begin + RUN, count + 1)):  # the first is what was pending
+            row = fetch_piece(stand_in, tape - j * back, item, channels)
+            some = row if j == 0 else some + factor(lags, at, each, j) * row
         total = total + some
     put_piece(stand_in, y, channels, total)
     if not finite(total):
@@ -224,30 +226,33 @@ def step_of_neighbours(stand_ins, tape, at, x, y, pieces, lags, first, last):
         last = whole(tape, pieces[0, 2], pieces[0, 3])
         if last < 0:
             return ELSEWHERE
-    heads, kernel = lags.shape[:2]
+    heads, kernel = lags.shape[0], lags.shape[1]
     channels, count = tape.shape[2] // heads, min(at % leaf, most)
-    some = np.empty(channels, tape.dtype)
+    some, pending = np.empty(channels, tape.dtype), np.empty(channels, tape.dtype)
     for row in range(first, last):
         for head in range(heads):
             low = head * channels
-            total, pending = y[row, low : low + channels], tape[row, at, low : low + channels]
-            total[:] = pending
+            for c in range(channels):
+                pending[c] = tape[row, at, low + c]
+                y[row, low + c] = pending[c]
+                tape[row, at, low + c] = x[row, low + c]
             for begin in range(0, count + 1, RUN):
-                some[:] = 0
+                for c in range(channels):
+                    some[c] = 0
                 for j in range(begin, min(begin + RUN, count + 1)):
-                    source = x[row, low : low + channels] if j == 0 else tape[row, at - j, low : low + channels]
                     for i in range(kernel):
                         lag, shift = lags[head, i, j], kernel - 1 - i
                         for c in range(shift, channels):
-                            some[c] += lag * source[c - shift]
+                            some[c] += lag * tape[row, at - j, low + c - shift]
                 for c in range(channels):
-                    total[c] += some[c]
-            done = True
+                    y[row, low + c] += some[c]
+            bad = 0
             for c in range(channels):
-                done = done and np.isfinite(total[c])
-            if done:
-                pending[:] = x[row, low : low + channels]
-            missed += not done
+                bad += not np.isfinite(y[row, low + c])
+            if bad > 0:
+                missed += 1
+                for c in range(channels):
+                    tape[row, at, low + c] = pending[c]
     return outcome(tape, at, leaf, missed)
 
 
@@ -255,40 +260,47 @@ def step_of_neighbours(stand_ins, tape, at, x, y, pieces, lags, first, last):
 
 
 @part
-def add_piece(stand_in, address, step, item, channels, t, n, lanes):
-    """Add to a register at time t, or some channels of it, unless that is n or later."""
-    if t < n:
-        where = address + t * step
-        put_piece(stand_in, where, channels, fetch_piece(stand_in, where, item, channels) + lanes)
-
-
-@part
 def leave_on(stand_in, address, step, item, channels, n, buffer, quarter, constants, scale):
     """Undo the outermost pass of a transform, and add the real parts times `scale` to n entries."""
+    lanes = width(buffer)
     for j in range(quarter):
         a, b, c, d = join_reals(buffer, j, quarter, constants)
-        add_piece(stand_in, address, step, item, channels, j, n, a * scale)
-        add_piece(stand_in, address, step, item, channels, j + quarter, n, b * scale)
-        add_piece(stand_in, address, step, item, channels, j + 2 * quarter, n, c * scale)
-        add_piece(stand_in, address, step, item, channels, j + 3 * quarter, n, d * scale)
+        store(buffer, 2 * j * lanes, a)
+        store(buffer, 2 * (j + quarter) * lanes, b)
+        store(buffer, 2 * (j + 2 * quarter) * lanes, c)
+        store(buffer, 2 * (j + 3 * quarter) * lanes, d)
+    if channels == 0:
+        for t in range(n):
+            where = address + t * step
+            write(stand_in, where, read(stand_in, where) + load(buffer, 2 * t * lanes) * scale)
+    else:
+        for t in range(n):
+            where = address + t * step
+            total = read_some(stand_in, where, item, channels) + load(buffer, 2 * t * lanes) * scale
+            write_some(stand_in, where, total, channels)
 
 
 @kernel
 def add_tile(
-    stand_ins, x, x_row, y, y_row, step, count, groups, heads, filters, scales, constants, steps, low, high,
+    stand_ins, inputs, begin, tape, at, count, groups, heads, filters, scales, constants, steps, low, high,
     buffer, tile, scratch, undone, first, last,
 ):  # fmt: skip
-    """Add to `count` outputs at y what inputs at x contribute, as many as the spectra of tiles, `filters`, are long.
+    """Add what inputs from an entry on contribute to `count` of the tape from the entry `at` on.
 
-    A job is one group of channels of one row; `undone[job]` tells whether it may leave the range.
+    They are as many as the spectra of tiles, `filters`, are long. A job is one group of channels of one row, and
+    `undone[job]` tells whether it may leave the range; return how many do.
     """
-    stand_in, item, size = stand_ins[0], np.int64(filters.itemsize), filters.shape[1] // 2
+    stand_in, item, size, d = stand_ins[0], np.int64(filters.itemsize), filters.shape[1] // 2, tape.shape[2]
+    step, missed = d * item, 0
+    x, y = np.int64(inputs.ctypes.data) + begin * step, np.int64(tape.ctypes.data) + at * step
     for job in range(first, last):
         row, group = job // groups.shape[0], job % groups.shape[0]
         channel, channels, filter = groups[group]
-        here, there = x + row * x_row + channel * item, y + row * y_row + channel * item
+        here = x + (row * inputs.shape[1] * d + channel) * item
+        there = y + (row * tape.shape[1] * d + channel) * item
         peak = enter(stand_in, here, step, item, channels, size, buffer, size // 4, constants)
         undone[job] = not safe(peak, low, high, scratch)
+        missed += undone[job]
         if undone[job]:
             continue
         if filter >= 0:
@@ -297,3 +309,4 @@ def add_tile(
             convolve_each(buffer, steps, constants, filters, heads[group], tile)
         scale = lane_by_lane(scales, heads[group], scratch)
         leave_on(stand_in, there, step, item, channels, count, buffer, size // 4, constants, scale)
+    return missed

@@ -18,16 +18,19 @@ from numpy.typing import NDArray
 from tmm_core import _maths
 
 from . import neighbours, steps
-from .calls import buffers, spectra_of, threads_for, window_of
+from .calls import buffers, spectra_of, window_of
 from .lanes import STAND_INS
 from .passes import TILE
 from .plans import SHORTEST, plan
-from .threads import share_out
+from .threads import share_out, thread_count
 from .work import Arithmetic, Filters, Groups, Signals, aligned
 
 __all__ = ["Tiles", "marked_channels"]
 
 Array = NDArray[Any]
+
+LARGE = 1 << 17
+"""Tiles of fewer entries are left to one thread: another one takes as long to wake up as it would spare."""
 
 KEPT = 512
 """Memory for tiles of up to so many inputs is kept: to make it took as long as a tile."""
@@ -46,7 +49,7 @@ class Tiles:
     """Tiles of the filters `w`, `(h, m, k)`, for tapes of `d` channels."""
 
     def __init__(self, w: Array, d: int, arithmetic: Arithmetic) -> None:
-        """Scale the filters, and lay out their first lags for direct sums."""
+        """Scale the filters; spectra are made when they are first needed."""
         self.w, self.arithmetic, self.name = w, arithmetic, arithmetic.computed.__name__
         self.filters = Filters.of(w, arithmetic)
         self._unsafe = bool(self.filters.unsafe.any())
@@ -56,47 +59,60 @@ class Tiles:
         self.widths = np.diff(groups.channels, append=d) if w.shape[1] == 1 else np.full(len(w), d // len(w))
         self.stand_ins = (STAND_INS[arithmetic.name],)
         self._spectra: dict[int, Array] = {}
+        self._constants: dict[int, tuple[Any, ...]] = {}
+        self._run: Callable[..., int] = self._first
         self._free: list[tuple[Array, ...]] = []  # memory that no call is using: two streams may step at once
 
     def add(self, tape: Array, at: int, size: int) -> None:
         """Add to `tape[:, at : at + size]` what the inputs in `tape[:, at - size : at]` contribute."""
-        if tape.size == 0:
-            return
-        inputs, needed = tape[:, at - size : at], max(size, SHORTEST)
-        if needed > size:
-            inputs = np.zeros((len(tape), needed, tape.shape[2]), tape.dtype)
-            inputs[:, needed - size :] = tape[:, at - size : at]
-        outputs = tape[:, at : at + size]
+        inputs, begin = tape, at - size
+        if size < SHORTEST:  # a shorter transform there is not: zeros come before
+            inputs, begin = np.zeros((tape.shape[0], SHORTEST, tape.shape[2]), tape.dtype), 0
+            inputs[:, SHORTEST - size :] = tape[:, at - size : at]
         add = self._over_groups if self.w.shape[1] == 1 else self._over_heads
-        undone = add(inputs, outputs, needed)
-        if self._unsafe or undone.any():
+        count = min(size, tape.shape[1] - at)
+        missed, undone = add(inputs, begin, tape, at, count, max(size, SHORTEST))
+        if (missed or self._unsafe) and tape.size:
             channels = np.repeat(undone.reshape(len(tape), -1), self.widths, axis=1)
             channels |= np.repeat(self.filters.unsafe, tape.shape[2] // len(self.w))
             self._define(tape, at, size, channels)
 
-    def _over_groups(self, inputs: Array, outputs: Array, size: int) -> Array:
-        """Add to outputs what as many inputs as `size` contribute; return which rows and groups are left undone."""
-        a, spectra, passes = self.arithmetic, self._spectra_of(size), plan(size, self.name)
-        jobs = len(inputs) * len(self.pieces)
+    def _over_groups(self, inputs: Array, begin: int, tape: Array, at: int, count: int, size: int) -> tuple[int, Array]:
+        """Add what is safe; return which rows and groups are not, and how many."""
+        filters = self._constants.get(size) or self._constants_of(size)
+        jobs = tape.shape[0] * len(self.pieces)
         undone = np.empty(jobs, bool)
-        arguments = (
-            self.stand_ins, inputs.ctypes.data, inputs.strides[0], outputs.ctypes.data, outputs.strides[0],
-            outputs.strides[1], outputs.shape[1], self.pieces, self.groups.heads, spectra, self.filters.scales,
-            passes.constants, passes.steps, a.lowest, a.highest,
-        )  # fmt: skip
-        threads = threads_for(inputs.size)
-        if threads == 1 and size <= KEPT:  # as most tiles are
+        arguments = self.stand_ins, inputs, begin, tape, at, count, *filters
+        entries = tape.shape[0] * tape.shape[2] * size
+        if entries < LARGE and size <= KEPT:  # as most tiles are
             memory = self._free.pop() if self._free else self._memory(KEPT)
-            steps.add_tile(*arguments, *memory, undone, 0, jobs)
+            missed = self._run(*arguments, *memory, undone, 0, jobs)
             self._free.append(memory)
-            return undone
+            return missed, undone
+        counts: list[int] = []
 
         def worker() -> Callable[[int, int], None]:
             memory = self._memory(size)
-            return lambda first, last: steps.add_tile(*arguments, *memory, undone, first, last)
+            return lambda first, last: counts.append(self._run(*arguments, *memory, undone, first, last))
 
-        share_out(jobs, worker, threads=threads)
-        return undone
+        share_out(jobs, worker, threads=1 if entries < LARGE else thread_count())
+        return sum(counts), undone
+
+    def _constants_of(self, size: int) -> tuple[Any, ...]:
+        """Return what the kernel is given for tiles of a size."""
+        passes, a = plan(size, self.name), self.arithmetic
+        found = (
+            self.pieces, self.groups.heads, self._spectra_of(size), self.filters.scales, passes.constants,
+            passes.steps, a.lowest, a.highest,
+        )  # fmt: skip
+        self._constants[size] = found
+        return found
+
+    def _first(self, *arguments: Any) -> int:
+        """Run for the first time; see `streaming._Layout`."""
+        missed: int = steps.add_tile(*arguments)
+        self._run = steps.add_tile.entry(*arguments)
+        return missed
 
     def _memory(self, size: int) -> tuple[Array, Array, Array]:
         """Return what one thread needs beside the tape."""
@@ -104,14 +120,11 @@ class Tiles:
         buffer, scratch = buffers(a, size, 1)
         return buffer, aligned((TILE, 2 * a.lanes), a.computed), scratch
 
-    def _over_heads(self, inputs: Array, outputs: Array, size: int) -> Array:
-        """Do the same for filters that read neighbouring channels; return which rows and heads are left undone.
-
-        By a product beside the tape.
-        """
+    def _over_heads(self, inputs: Array, begin: int, tape: Array, at: int, count: int, size: int) -> tuple[int, Array]:
+        """Do the same for filters that read neighbouring channels, by a product beside the tape."""
         a, spectra, passes = self.arithmetic, self._spectra_of(size), plan(size, self.name)
         heads, kernel, _ = self.w.shape
-        d = inputs.shape[2]
+        inputs, outputs, d = inputs[:, begin : begin + size], tape[:, at : at + count], tape.shape[2]
         products = np.empty((len(inputs), size, d), a.computed)
         undone = np.zeros(len(inputs) * heads, bool)
         signals = Signals.of(len(inputs), size, None).rows(inputs, products)
@@ -130,10 +143,11 @@ class Tiles:
 
             return work
 
-        share_out(len(undone), worker, threads=threads_for(inputs.size))
+        if len(undone):
+            share_out(len(undone), worker, threads=1 if inputs.size < LARGE else thread_count())
         left_out = np.repeat(undone.reshape(-1, heads), d // heads, axis=1)
-        outputs += np.where(left_out[:, None], 0, products[:, : outputs.shape[1]])
-        return undone
+        outputs += np.where(left_out[:, None], 0, products[:, :count])
+        return int(undone.sum()), undone
 
     def _spectra_of(self, size: int) -> Array:
         """Return the spectra of the first lags for tiles of a size, `(h * m, 2 size)`."""
