@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .torch_sampling import Chance, check_sampling, draw
-from .torch_streaming import Decoder, aligned, stream_reorder
+from .torch_streaming import Decoder, aligned, evaluating, stream_reorder
 
 __all__ = ["ContextFullError", "Generation"]
 
@@ -38,45 +39,46 @@ class Generation(Decoder):
         generator: torch.Generator | None = None,
         stop_token: int | None = None,
     ) -> Iterator[Tensor]:
-        """Yield the tokens, (b,) int64, by which `generate` continues (b, n) `input_ids`, each step as it is drawn."""
+        """Yield the tokens, (b,) int64, by which `generate` continues (b, n) `input_ids`, each step as it is drawn.
+
+        The model is in eval mode until the last one has come, or the iterator is closed.
+        """
         options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         check_sampling(input_ids, max_new_tokens, stop_token, self.tmm_config.vocab_size, **options)
         input_ids = self.checked_ids(input_ids)
         prompt, padding = (input_ids, None) if attention_mask is None else aligned(input_ids, attention_mask)
         (batch, longest), device = prompt.shape, prompt.device
         lengths = torch.full((batch,), longest) if padding is None else longest - padding.cpu()
-        limit = self.tmm_config.max_len if self.tmm_config.position_bias and len(self.blocks) else None
+        limit = self.tmm_config.max_len if self.tmm_config.position_bias and len(self.blocks) else math.inf
         taken = [input_ids]
-        if max_new_tokens == 0:
-            return
-        if limit is not None and longest > limit:
+        if max_new_tokens > 0 and longest > limit:
             raise _full(limit, taken)
-        capacity = longest + max_new_tokens - 1  # the last token needs no place of its own
-        plan = self.stream_plan(capacity)
-        mask = None if padding is None else torch.arange(longest) >= longest - lengths[:, None]
-        logits, state = self.stream_prefill(plan, self.stream_init(plan, batch), prompt, mask)
-        chance = None if temperature == 0 else Chance(generator, batch, device)
-        rows = torch.arange(batch)  # those that are streamed
-        going = torch.ones(batch, dtype=torch.bool)  # those that have not ended
-        for count in range(max_new_tokens):
-            if count > 0:
-                if limit is not None and int(lengths[rows].max()) + count > limit:
-                    if int(lengths[going].max()) + count > limit:
-                        raise _full(limit, taken)
-                    places = torch.nonzero(going[rows])[:, 0]  # rows that have ended stand in the way of others
-                    state, rows = stream_reorder(state, places.to(device)), rows[places]
-                logits, state = self.stream_step(plan, state, taken[-1][rows.to(device), 0])
-            uniform = None if chance is None else chance.uniform(count)[rows.to(device)]
-            drawn = draw(logits, uniform, counts=going[rows], **options)
-            tokens = torch.full((batch,), stop_token or 0, device=device)
-            tokens[rows.to(device)] = drawn
-            if stop_token is not None:
-                tokens = torch.where(going.to(device), tokens, stop_token)
-                going = going & (tokens != stop_token).cpu()
-            taken.append(tokens[:, None])
-            yield tokens
-            if not bool(going.any()):
-                return
+        with evaluating(self):
+            chance = None if temperature == 0 else Chance(generator, batch, device)
+            rows = torch.arange(batch)  # those that are streamed
+            going = torch.ones(batch, dtype=torch.bool)  # those that have not ended
+            for count in range(max_new_tokens):
+                if count == 0:
+                    plan = self.stream_plan(longest + max_new_tokens - 1)  # the last token needs no place of its own
+                    mask = None if padding is None else torch.arange(longest) >= longest - lengths[:, None]
+                    logits, state = self.stream_prefill(plan, self.stream_init(plan, batch), prompt, mask)
+                else:
+                    if int(lengths[rows].max()) + count > limit:
+                        if int(lengths[going].max()) + count > limit:
+                            raise _full(limit, taken)
+                        places = torch.nonzero(going[rows])[:, 0]  # rows that have ended stand in the way of others
+                        state, rows = stream_reorder(state, places.to(device)), rows[places]
+                    logits, state = self.stream_step(plan, state, taken[-1][rows.to(device), 0])
+                uniform = None if chance is None else chance.uniform(count)[rows.to(device)]
+                tokens = torch.full((batch,), stop_token or 0, device=device)
+                tokens[rows.to(device)] = draw(logits, uniform, counts=going[rows], **options)
+                if stop_token is not None:
+                    tokens = torch.where(going.to(device), tokens, stop_token)
+                    going = going & (tokens != stop_token).cpu()
+                taken.append(tokens[:, None])
+                yield tokens
+                if not bool(going.any()):
+                    return
 
     def generate(
         self,
@@ -159,7 +161,7 @@ class Generation(Decoder):
         return whole[0] if single else whole
 
 
-def _full(limit: int, taken: list[Tensor]) -> ContextFullError:
+def _full(limit: float, taken: list[Tensor]) -> ContextFullError:
     return ContextFullError(
         f"the model's position bias ends at max_len={limit} tokens: ask for fewer tokens, shorten the prompt, or train "
         "with position_bias=False, which runs on",
