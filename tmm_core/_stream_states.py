@@ -57,7 +57,8 @@ class StreamState:
     def turn_to(self, tape: Array, origin: int, at: int = 0) -> None:
         """Go on with another tape."""
         self.tape, self.origin, self.at = tape, origin, at
-        self.rows = (tape.shape[0], tape.shape[2])
+        rows = (tape.shape[0], tape.shape[2])
+        self.rows = self.shape if self.shape == rows else rows  # itself, to be told at once that nothing is reshaped
         self.end = min(int(tape.shape[1]), self.plan.positions + least_of(self.padding) - origin)
 
     @property

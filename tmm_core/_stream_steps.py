@@ -196,11 +196,11 @@ class EngineSteps(Steps):
 
     def step(self, state: StreamState, x: Array) -> Array:
         """Return the output for the next token; some 1 us more than the engine takes, so nothing is looked up here."""
-        at = state.at
-        if x.__class__ is not self.kind or x.dtype != self.dtype or x.shape != state.shape or at >= state.end:
+        at, rows, shape = state.at, state.rows, state.shape
+        if x.__class__ is not self.kind or x.dtype is not self.dtype or x.shape != shape or at >= state.end:
             x = self.checked(state, x)
-        rows = state.rows
-        x = x.reshape(rows)
+        if rows is not shape:
+            x = x.reshape(rows)
         if self.half:
             x = x.astype(self.computed)
         elif not x.flags.c_contiguous:
@@ -212,7 +212,7 @@ class EngineSteps(Steps):
         state.at = at + 1
         if self.half:
             y = y.astype(self.dtype)
-        return y.reshape(state.shape)
+        return y if rows is shape else y.reshape(shape)
 
 
 class ForeignSteps(Steps):
