@@ -84,7 +84,8 @@ class Twin:
 
 
 def wide(signals):
-    return signals if signals.dtype.kind in "fc" else signals.astype(np.float32)
+    """Return signals with halves widened."""
+    return signals.astype(np.float32) if signals.dtype.itemsize == 2 else signals
 
 
 def scaled_by(a, exponents):
