@@ -92,6 +92,9 @@ class Streamer(Protocol):
     def stream_plan(self, w: Array, capacity: int, /, *, leaf: int | None = None) -> Tiles:
         """Return what streams of up to `capacity` tokens need of `w`, `(h, m, k)`, with the engine's `leaf` or this."""
 
+    def stream_tape(self, shape: tuple[int, int, int], dtype: Any, /) -> Array:
+        """Return a tape of zeros, in C order."""
+
     def stream_step(self, plan: Any, tape: Array, at: int, x: Array, y: Array, /) -> None:
         """Write the output of `x` at entry `at` into `y`, both `(b, d)`, and bring the tape up to date.
 

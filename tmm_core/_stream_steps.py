@@ -194,6 +194,10 @@ class EngineSteps(Steps):
         self.dtype, self.computed = parts.dtype, parts.lags.dtype
         self.advance = engine.stream_step
 
+    def new_tape(self, rows: tuple[int, int], length: int) -> Array:
+        """Return a tape in memory that suits the engine."""
+        return self.engine.stream_tape((rows[0], length, rows[1]), self.computed)
+
     def step(self, state: StreamState, x: Array) -> Array:
         """Return the output for the next token; some 1 us more than the engine takes, so nothing is looked up here."""
         at, rows, shape = state.at, state.rows, state.shape

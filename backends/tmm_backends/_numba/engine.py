@@ -18,7 +18,7 @@ from .machine import CONVERTS_HALVES
 from .plans import fast_length
 from .streaming import Streams
 from .sums import Correlation
-from .work import ARITHMETIC, Arithmetic, Filters, Signals, aligned
+from .work import ARITHMETIC, Arithmetic, Filters, Signals, aligned, zeros
 
 __all__ = ["NumbaEngine"]
 
@@ -127,6 +127,10 @@ class NumbaEngine:
     def stream_plan(self, w: Array, capacity: int, /, *, leaf: int | None = None) -> Streams:
         """Return what streams of up to `capacity` tokens need of `w`."""
         return Streams(w, capacity, leaf)
+
+    def stream_tape(self, shape: tuple[int, int, int], dtype: Any, /) -> Array:
+        """Return a tape of zeros."""
+        return zeros(shape, dtype)
 
     stream_step = staticmethod(Streams.step)
 

@@ -29,7 +29,7 @@ __all__ = ["Tiles", "marked_channels"]
 
 Array = NDArray[Any]
 
-LARGE = 1 << 17
+LARGE = 1 << 19
 """Tiles of fewer entries are left to one thread: another one takes as long to wake up as it would spare."""
 
 KEPT = 512
