@@ -14,8 +14,7 @@ from tmm_core import _exchange, _masks, _registry
 cupy = pytest.importorskip("cupy", reason="cupy is not installed")
 
 from tmm_backends._cupy import gpu  # noqa: E402
-from tmm_backends._cupy.engine import Window  # noqa: E402
-from tmm_backends._cupy.pieces import pieces  # noqa: E402
+from tmm_backends._cupy.pieces import Window, pieces  # noqa: E402
 from tmm_backends._cupy.plans import Plan, PlanKey, Plans  # noqa: E402
 
 ENGINE = tmm_core.get_backend("cupy").engine

@@ -17,7 +17,7 @@ from tmm_core._protocols import Request
 
 from . import gpu
 from .operations import FAR, ZERO, Operations, Survey
-from .pieces import ENTRIES, pieces
+from .pieces import ENTRIES, Window, pieces
 
 __all__ = ["CupyEngine"]
 
@@ -72,18 +72,16 @@ class CupyEngine:
             options: dict[str, Any] = {"adjoint": adjoint, "exact": True, "segment_ids": segment_ids}
             return _maths.causal_toeplitz_matmul(_doubled(w), _doubled(x), **options).astype(dtype)
         w, out = w[..., : x.shape[-2]], xp.empty(x.shape, dtype)
-        signals = _time_first(x, w.shape[0])
-        survey = self._surveyed(signals, computed, last=not adjoint)
+        heads, kernel, lags = w.shape
+        signals, results = _time_first(x, heads), _time_first(out, heads)
+        filters, survey = self._filters(w, computed), self._surveyed(signals, computed, last=not adjoint)
         if segment_ids is None:
-            self._product(w, signals, survey, _time_first(out, w.shape[0]), computed, adjoint)
+            self._product(filters, signals, survey, results, computed, adjoint)
             reach = None
         else:
             self._product_by_segments(w, x, out, computed, adjoint, segment_ids)
             reach = self._reach(x, segment_ids, adjoint)
-        first = self._filters(w, computed).first
-        shape = w.shape[-1], w.shape[1]
-        results = _time_first(out, w.shape[0])
-        self._operations.spoil(results, signals, survey, first, reach, *shape, adjoint=adjoint)
+        self._operations.spoil(results, signals, survey, filters.first, reach, lags, kernel, adjoint=adjoint)
         return out
 
     def correlate(
@@ -129,11 +127,11 @@ class CupyEngine:
         self._operations.transform(spectra, inverse=False)
         return spectra.conj() if adjoint else spectra
 
-    def _product(self, w: Array, x: Array, survey: Survey, out: Array, computed: Any, adjoint: bool) -> None:
+    def _product(self, filters: Filters, x: Array, survey: Survey, out: Array, computed: Any, adjoint: bool) -> None:
         """Write the product of signals into signals, as if what is not finite were zero."""
-        xp, do, filters = self._operations.xp, self._operations, self._filters(w, computed)
+        xp, do = self._operations.xp, self._operations
         n, rows, heads, width = x.shape
-        kernel, lags = w.shape[1:]
+        lags, kernel = filters.signals.shape[0], filters.signals.shape[-1]
         turn, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
         length = fast_length(n if turn else n + lags - 1)
         for some, parts in pieces(length, rows, heads, width, kernel):
@@ -198,7 +196,7 @@ class CupyEngine:
             part, w = self._operations.xp.empty(x.shape, computed), w[..., : x.shape[-2]]
             signals, results = (_time_first(a, w.shape[0]) for a in (x, part))
             survey = self._surveyed(signals, computed, last=True)
-            self._product(w, signals, survey, results, computed, adjoint)
+            self._product(self._filters(w, computed), signals, survey, results, computed, adjoint)
             return part
 
         for ids, some, target in _row_groups(segment_ids, x, out):
@@ -245,49 +243,6 @@ class Filters:
     """Of the scaled lags, `(1, heads, kernel)`."""
     first: Array
     """Each head's first lag that is not finite, or `FAR`, `(heads,)`."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """Some channels of a head of `width`, and those that a kernel of `size` rows reads for them."""
-
-    channels: slice
-    size: int
-    width: int
-    adjoint: bool
-
-    @property
-    def read(self) -> slice:
-        """Return the channels that are read and are there."""
-        more = self.size - 1
-        if self.adjoint:
-            return slice(self.channels.start, min(self.width, self.channels.stop + more))
-        return slice(max(0, self.channels.start - more), self.channels.stop)
-
-    @property
-    def missing(self) -> int:
-        """Return how many channels are read as zeros before those."""
-        return 0 if self.adjoint else self.size - 1 - (self.channels.start - self.read.start)
-
-    @property
-    def count(self) -> int:
-        """Return how many channels are written."""
-        count: int = self.channels.stop - self.channels.start
-        return count
-
-    def rows(self, a: Array, fill: float) -> list[Array]:
-        """Return what each row of the kernel reads of the columns `read` of `a`, with `fill` for missing channels."""
-        xp = _exchange.namespace_of(a)
-        behind = self.count + self.size - 1 - self.missing - a.shape[-1]
-        ends = [xp.full((*a.shape[:-1], more), fill, dtype=a.dtype) for more in (self.missing, behind)]
-        a = xp.concat([ends[0], a, ends[1]], axis=-1)
-        starts = range(self.size)[:: -1 if self.adjoint else 1]
-        return [a[..., start : start + self.count] for start in starts]
-
-    def pairs(self, i: int) -> tuple[slice, slice]:
-        """Return the channels of `read`, and those written, that row i of the kernel joins in a correlation."""
-        first, shift = min(self.count, max(0, self.missing - i)), i - self.missing
-        return slice(first + shift, self.count + shift), slice(first, self.count)
 
 
 def _time_first(a: Array, heads: int) -> Array:
