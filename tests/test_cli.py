@@ -325,6 +325,8 @@ def shutil_copy(source: Path, target: Path) -> Path:
         (["--prompt", "a", "--tokens", "0"], "--tokens must be at least 1"),
         (["--prompt", "a", "--temperature", "-1"], "--temperature must be 0 or more"),
         (["--prompt", "a", "--top-p", "0"], "--top-p must be above 0"),
+        (["--prompt", "a", "--top-k", "0"], "--top-k must be at least 1"),
+        (["--prompts", "nowhere.txt"], "there is no file nowhere.txt of --prompts"),
         (["--prompt", "a" * 40], "the prompt is too long: 41 tokens"),
         (["--prompt", "a\udcff"], "--prompt is not UTF-8 text"),
         (["--prompt", "a", "--seed", "-1"], "--seed must be 0 or more"),
@@ -370,8 +372,49 @@ def test_a_closed_stream_is_no_error(model: Path, monkeypatch: pytest.MonkeyPatc
 def test_generate_stops_where_the_context_is_full(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(model), "--prompt", "abc", "--tokens", "1000", "--temperature", "0"]) == 0
     error = capsys.readouterr().err
-    assert int(error.split()[0]) <= CONFIG.max_len
-    assert "where the text ended or the context was full" in error
+    assert re.search(r"4 prompt tokens and the first of the text in \S+ s; 29 tokens written, [\d,]+ tokens/s", error)
+    assert "the text stopped where the model's position bias ends, at max_len=32 tokens" in error
+
+
+def test_several_prompts_are_continued_as_each_alone(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At once, and written in their order; the first draws as it does alone, for its seed is the first."""
+    (tmp_path / "prompts.txt").write_text("ab\n\nabcdef\nx\n", encoding="utf-8")
+    command = ["generate", str(model), "--tokens", "30", "--top-k", "50"]
+    assert main([*command, "--prompts", str(tmp_path / "prompts.txt")]) == 0
+    together = capsys.readouterr()
+    texts = re.split(r"(?:^|\n)== \d of 3\n", together.out)[1:]
+    assert [text[:1] for text in texts] == ["a", "a", "x"]
+    assert main([*command, "--prompt", "ab"]) == 0
+    assert capsys.readouterr().out == texts[0] + "\n"
+    assert "12 prompt tokens" in together.err
+    assert "86 tokens written" in together.err, "30 and 26 and 30, as there is place for"
+    assert "1 of 3 texts stopped where the model's position bias ends" in together.err
+    greedy = [*command, "--temperature", "0"]
+    assert main([*greedy, "--prompts", str(tmp_path / "prompts.txt")]) == 0
+    texts = re.split(r"(?:^|\n)== \d of 3\n", capsys.readouterr().out)[1:]
+    for prompt, text in zip(("ab", "abcdef", "x"), texts, strict=True):
+        assert main([*greedy, "--prompt", prompt]) == 0
+        assert capsys.readouterr().out.rstrip("\n") == text.rstrip("\n")
+
+
+def test_prompts_that_are_no_text_are_refused(model: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text(" \n\n")
+    assert "has no line with text" in refused("generate", model, "--prompts", path)
+    path.write_bytes(b"a\xff")
+    assert "is not UTF-8 text" in refused("generate", model, "--prompts", path)
+
+
+def test_a_model_that_has_lost_its_tokenizer_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """A converted one had none to lose."""
+    main(["convert", str(REFERENCE / "flat.safetensors"), str(tmp_path / "model")])
+    for command in (
+        ("generate", tmp_path / "model", "--prompt", "a"),
+        ("eval", tmp_path / "model", "--text", __file__),
+    ):
+        assert re.search(r"has no tokenizer.json, and its \d+ tokens are not the 257 of bytes: copy", refused(*command))
 
 
 def test_eval_refuses(tmp_path: Path, model: Path, text: Path, refused: Callable[..., str]) -> None:

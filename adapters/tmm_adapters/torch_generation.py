@@ -38,10 +38,12 @@ class Generation(Decoder):
         top_p: float = 0.95,
         generator: torch.Generator | None = None,
         stop_token: int | None = None,
+        end_where_full: bool = False,
     ) -> Iterator[Tensor]:
         """Yield the tokens, (b,) int64, by which `generate` continues (b, n) `input_ids`, each step as it is drawn.
 
-        The model is in eval mode until the last one has come, or the iterator is closed.
+        With `end_where_full` the end of the position bias ends a row, as `stop_token` does, and is no error. The model
+        is in eval mode until the last token has come, or the iterator is closed.
         """
         options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         check_sampling(input_ids, max_new_tokens, stop_token, self.tmm_config.vocab_size, **options)
@@ -64,17 +66,21 @@ class Generation(Decoder):
                     logits, state = self.stream_prefill(plan, self.stream_init(plan, batch), prompt, mask)
                 else:
                     if int(lengths[rows].max()) + count > limit:
-                        if int(lengths[going].max()) + count > limit:
+                        full = lengths + count > limit
+                        if bool((going & full).any()) and not end_where_full:
                             raise _full(limit, taken)
+                        going &= ~full
+                        if not bool(going.any()):
+                            return
                         places = torch.nonzero(going[rows])[:, 0]  # rows that have ended stand in the way of others
                         state, rows = stream_reorder(state, places.to(device)), rows[places]
                     logits, state = self.stream_step(plan, state, taken[-1][rows.to(device), 0])
                 uniform = None if chance is None else chance.uniform(count)[rows.to(device)]
                 tokens = torch.full((batch,), stop_token or 0, device=device)
                 tokens[rows.to(device)] = draw(logits, uniform, counts=going[rows], **options)
+                tokens = torch.where(going.to(device), tokens, stop_token or 0)
                 if stop_token is not None:
-                    tokens = torch.where(going.to(device), tokens, stop_token)
-                    going = going & (tokens != stop_token).cpu()
+                    going &= (tokens != stop_token).cpu()
                 taken.append(tokens[:, None])
                 yield tokens
                 if not bool(going.any()):

@@ -10,7 +10,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .model_options import add_model_options
+from .model_options import add_model_options, check_tokenizer
 
 if TYPE_CHECKING:
     from ..text import Part
@@ -40,9 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training.runs import model_folder
 
     folder = model_folder(arguments.dir)
+    check_tokenizer(folder)
     from ..documents import read_documents
     from ..text import write_text
     from ..tokens import bits_per_byte, evaluation_windows, write_tokens
+    from ..training.display import counted
     from ..training.frameworks import choose, open_model
     from ..training.measure import held_out_nats
 
@@ -58,7 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")
         costs = {"this model": bits_per_byte(nats, part), **_others(folder, part)}
         del windows, tokens  # the mapped file must be closed before Windows can remove it
-    print(f"{part.n_bytes:,} bytes, {part.n_documents:,} documents, sha256 {text.sha256[:16]}; model {folder}")
+    size = f"{counted(part.n_bytes, 'byte')}, {counted(part.n_documents, 'document')}"
+    print(f"{size}, sha256 {text.sha256[:16]}; model {folder}")
     for name, cost in sorted(costs.items(), key=lambda item: item[1]):
         print(f"  {name:<12} {cost:.4f} bits per byte")
     return 0

@@ -14,6 +14,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["add_fields", "as_text", "given_fields"]
 
+# What text an option takes, where it is no name.
+_METAVARS = {"prompt": "TEXT", "tokenizer": "FILE", "report_to": "NAMES"}
+
 
 def add_fields(parser: argparse._ActionsContainer, cls: type, *, skip: Collection[str] = (), shown: Any = None) -> None:
     """Add one option for each field of the dataclass `cls`; an option that is not given leaves no trace.
@@ -33,7 +36,7 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, *, skip: Collectio
             dest=field.name,
             default=argparse.SUPPRESS,
             help=help_text,
-            **_argument(hints[field.name]),
+            **_argument(field.name, hints[field.name]),
         )
 
 
@@ -67,7 +70,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
     return found
 
 
-def _argument(hint: Any) -> dict[str, Any]:
+def _argument(name: str, hint: Any) -> dict[str, Any]:
     """Return what argparse needs to read a value of the type `hint`."""
     if hint is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -75,5 +78,5 @@ def _argument(hint: Any) -> dict[str, Any]:
         choices = get_args(hint)
         return {"choices": choices, "type": type(choices[0])}
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
-    metavar = {int: "N", float: "X", str: "NAME"}[kinds[0]]
+    metavar = {int: "N", float: "X", str: _METAVARS.get(name, "NAME")}[kinds[0]]
     return {"type": kinds[0], "metavar": metavar}

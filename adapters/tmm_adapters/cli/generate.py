@@ -1,13 +1,17 @@
-"""`tmm generate`: let a model continue a prompt."""
+"""`tmm generate`: let a model continue prompts."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .fields import as_text
-from .model_options import add_model_options
+from .model_options import add_model_options, check_tokenizer
+
+if TYPE_CHECKING:
+    from ..training.measure import Writing
 
 __all__ = ["add_parser"]
 
@@ -20,7 +24,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Write how a model continues a prompt: text to stdout as it comes, figures to stderr.",
     )
     add_model_options(parser)
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="how the text begins")
+    begin = parser.add_mutually_exclusive_group(required=True)
+    begin.add_argument("--prompt", metavar="TEXT", help="how the text begins")
+    begin.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="continue each line of this file, all at once, and write the texts one after the other; "
+        "empty lines are passed over",
+    )
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="most tokens to write (default: 200)")
     parser.add_argument(
         "--temperature", type=float, default=0.8, metavar="X", help="0 takes the likeliest token (default: 0.8)"
@@ -28,50 +40,98 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--top-p", type=float, default=0.95, metavar="X", help="draw from this share of the probability (default: 0.95)"
     )
+    parser.add_argument("--top-k", type=int, metavar="N", help="draw from as many tokens, the likeliest (default: all)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the prompt and its continuation."""
+    """Write the prompts and their continuations."""
     _check(arguments)
-    prompt = as_text("--prompt", arguments.prompt)
+    prompts = [as_text("--prompt", arguments.prompt)] if arguments.prompts is None else _lines(arguments.prompts)
     from ..training.runs import model_folder
 
     folder = model_folder(arguments.dir)
+    check_tokenizer(folder)
     from ..training.display import printable
     from ..training.frameworks import choose, open_model
-    from ..training.measure import continuation
+    from ..training.measure import continuations
 
     model, tokenizer = open_model(choose(arguments.framework), folder, device=arguments.device)
     terminal = sys.stdout.isatty()
+    begun = 0
 
     def write(text: str) -> None:
         sys.stdout.write(printable(text) if terminal else text)
         sys.stdout.flush()
 
-    write(prompt)
-    start = time.perf_counter()
-    _, n_tokens = continuation(
+    def begin(count: int) -> None:
+        """Write the beginnings of the first `count` texts that are not yet there."""
+        nonlocal begun
+        for number in range(begun, count):
+            heading = f"== {number + 1} of {len(prompts)}\n" if len(prompts) > 1 else ""
+            write(("\n" if number else "") + heading + prompts[number])
+        begun = max(begun, count)
+
+    def on_text(row: int, piece: str) -> None:
+        begin(row + 1)
+        write(piece)
+
+    begin(1)
+    writing = continuations(
         model,
         tokenizer,
-        prompt,
+        prompts,
         arguments.tokens,
         seed=arguments.seed,
         temperature=arguments.temperature,
+        top_k=arguments.top_k,
         top_p=arguments.top_p,
-        on_text=write,
+        on_text=on_text,
     )
-    seconds = time.perf_counter() - start
+    begin(len(prompts))
     write("\n")
-    reason = "" if n_tokens == arguments.tokens else ", where the text ended or the context was full"
-    rate = n_tokens / max(seconds, 1e-9)
-    print(f"{n_tokens} tokens in {seconds:.1f} s, {rate:,.0f} tokens/s{reason}; {folder}", file=sys.stderr)
+    print(_figures(writing, model.config.max_len), folder, sep="; ", file=sys.stderr)
     return 0
 
 
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file that hold text."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {path} of --prompts: check the path") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompts {path} is not UTF-8 text ({error}): convert it") from error
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise ValueError(f"--prompts {path} has no line with text: give the model something to begin with")
+    return prompts
+
+
+def _figures(writing: Writing, max_len: int) -> str:
+    """Return how fast the model read and wrote, and why texts are shorter than asked for."""
+    from ..training.display import counted
+
+    n_tokens = sum(row.n_tokens for row in writing.written)
+    parts = [
+        f"{counted(writing.prompt_tokens, 'prompt token')} and the first of the text in {writing.prompt_seconds:.2f} s",
+        f"{counted(n_tokens, 'token')} written, {writing.later_tokens / max(writing.seconds, 1e-9):,.0f} tokens/s",
+    ]
+    ends = [row.ended for row in writing.written]
+    of = f"{{}} of {len(ends)} texts" if len(ends) > 1 else "the text"
+    if "text" in ends:
+        parts.append(f"{of.format(ends.count('text'))} came to an end")
+    if "context" in ends:
+        parts.append(
+            f"{of.format(ends.count('context'))} stopped where the model's position bias ends, at max_len={max_len} "
+            "tokens (train with --no-position-bias to write on)"
+        )
+    return "; ".join(parts)
+
+
 def _check(arguments: argparse.Namespace) -> None:
-    if not arguments.prompt:
+    if arguments.prompt == "":
         raise ValueError("--prompt is empty: give the model some text to begin with")
     if arguments.tokens < 1:
         raise ValueError(f"--tokens must be at least 1, and is {arguments.tokens}")
@@ -79,5 +139,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--temperature must be 0 or more, and is {arguments.temperature}")
     if not 0 <= arguments.seed < 1 << 63:
         raise ValueError(f"--seed must be 0 or more and below 2**63, and is {arguments.seed}")
+    if arguments.top_k is not None and arguments.top_k < 1:
+        raise ValueError(f"--top-k must be at least 1, and is {arguments.top_k}")
     if not 0 < arguments.top_p <= 1:
         raise ValueError(f"--top-p must be above 0 and at most 1, and is {arguments.top_p}")

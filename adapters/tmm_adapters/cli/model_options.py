@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-__all__ = ["add_model_options"]
+__all__ = ["add_model_options", "check_tokenizer"]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -21,4 +21,25 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="where to compute (default: auto)"
+    )
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Refuse a model folder that has lost its tokenizer: without one it would be read as a model of bytes.
+
+    Raises
+    ------
+    FileNotFoundError
+        If its vocabulary is not that of bytes, and no run says that bytes are what it was trained on.
+    """
+    from ..folder import read_config
+    from ..tokenizers import ByteTokenizer
+    from ..training.runs import run_of
+
+    size = read_config(folder).vocab_size
+    if size == ByteTokenizer.vocab_size or (folder / "tokenizer.json").is_file() or run_of(folder) is not None:
+        return
+    raise FileNotFoundError(
+        f"model {folder} has no tokenizer.json, and its {size} tokens are not the {ByteTokenizer.vocab_size} of bytes: "
+        "copy the tokenizer.json that it was trained with into the folder, or convert it again with --tokenizer"
     )

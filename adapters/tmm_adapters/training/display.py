@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Display", "PlainDisplay", "Silence", "TerminalDisplay", "duration", "make_display", "printable"]
+__all__ = ["Display", "PlainDisplay", "Silence", "TerminalDisplay", "counted", "duration", "make_display", "printable"]
 
 _PLAIN_SECONDS = 10.0  # between two lines in a file
 
@@ -168,6 +168,15 @@ class Silence:
 
     def stop(self) -> None:
         """Do nothing."""
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "token"), counted(1200, "token")
+    ('1 token', '1,200 tokens')
+    """
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,32 @@ class JaxModel:
         return float(mean) * int((batch["targets"] != IGNORED).sum())
 
     def continued(
-        self, ids: list[int], n_tokens: int, *, seed: int, temperature: float, top_p: float
+        self,
+        prompts: Sequence[Sequence[int]],
+        n_tokens: int,
+        *,
+        stop_token: int,
+        seed: int,
+        temperature: float,
+        top_k: int | None,
+        top_p: float,
+    ) -> Generator[list[int]]:
+        """Yield up to `n_tokens` times the next token of each prompt; see `measure.Model`."""
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        seeds = np.random.SeedSequence(seed).spawn(len(prompts))
+        rows = [
+            self._continued(ids, n_tokens, stop_token, each, options) for ids, each in zip(prompts, seeds, strict=True)
+        ]
+        while True:
+            tokens = [next(row, None) for row in rows]
+            if all(token is None for token in tokens):
+                return
+            yield [stop_token if token is None else token for token in tokens]
+
+    def _continued(
+        self, ids: Sequence[int], n_tokens: int, stop_token: int, seed: Any, options: dict[str, Any]
     ) -> Generator[int]:
-        """Yield up to `n_tokens` tokens that follow `ids`, as they are drawn; fewer where the context is full."""
+        """Yield the tokens of one row, as they are drawn."""
         rng = np.random.default_rng(seed)
         # What devices share whole is on the first of them, and one sequence is not worth sharing.
         params = {name: p.addressable_data(0) for name, p in self.params.items()}
@@ -94,8 +117,10 @@ class JaxModel:
             logits = _last_logits(
                 params, tokens, n - 1, config=self.config, precision=self._precision, backend=chosen_backend()
             )
-            token = draw(np.asarray(logits, np.float32), temperature, top_p, rng)
+            token = draw(np.asarray(logits, np.float32), rng=rng, **options)
             yield token
+            if token == stop_token:
+                return
             if n < tokens.shape[1]:
                 tokens[0, n] = token
 
@@ -116,8 +141,10 @@ def open_model(folder: Path, *, device: str) -> tuple[JaxModel, Tokenizer]:
     return JaxModel(jax.device_put(from_params(params, config), where), config, rows=8), tokenizer
 
 
-def draw(logits: NDArray[np.float32], temperature: float, top_p: float, rng: np.random.Generator) -> int:
-    """Return one token, drawn from the likeliest that together have the probability `top_p`.
+def draw(
+    logits: NDArray[np.float32], temperature: float, top_p: float, rng: np.random.Generator, top_k: int | None = None
+) -> int:
+    """Return one token, drawn from the likeliest: from the fewest that have the probability `top_p` among the `top_k`.
 
     Raises
     ------
@@ -129,7 +156,7 @@ def draw(logits: NDArray[np.float32], temperature: float, top_p: float, rng: np.
     if temperature == 0:
         return int(logits.argmax())
     scaled = (logits - logits.max()).astype(np.float64) / max(temperature, 1e-38)
-    order = np.argsort(-scaled, kind="stable")
+    order = np.argsort(-scaled, kind="stable")[:top_k]
     p = np.exp(scaled[order])
     p /= p.sum()
     p[1:] = np.where(np.cumsum(p) - p < top_p, p, 0)[1:]  # the first is always in

@@ -52,10 +52,10 @@ class Narration:
     def sample(self, caption: str, n_tokens: int) -> None:
         """Show what the model writes now, and keep it."""
         prompt = self._work.options.prompt
-        text, _ = self._learner.text(prompt, n_tokens)
-        self._display.sample(caption, prompt + text)
+        text = (prompt + self._learner.text(prompt, n_tokens)[0]).rstrip()
+        self._display.sample(caption, text)
         with self._work.run.samples.open("a", encoding="utf-8") as file:
-            file.write(f"== {caption}\n{prompt}{text}\n\n")
+            file.write(f"== {caption}\n{text}\n\n")
 
 
 def compared(bits: float, yardsticks: dict[str, float]) -> str:

@@ -12,7 +12,7 @@ from ..folder import save_model
 from ..tokenizers import Tokenizer
 from .course import Course, tokens_per_step
 from .data import Data
-from .display import Display
+from .display import Display, counted
 from .learner import Learner, Place, Work
 from .machine import peak_memory
 from .narration import BITS, FINAL_SAMPLE_TOKENS, Narration, compared
@@ -29,6 +29,7 @@ def header(work: Work, data: Data, place: Place) -> list[tuple[str, str]]:
     steps = run.description["steps"]
     length = f"{steps:,} steps" if steps else f"{options.minutes:g} minutes"
     batch = tokens_per_step(work, place) // config.max_len
+    text_size = f"{counted(data.text.n_bytes, 'byte')}, {counted(data.text.n_documents, 'document')}"
     costs = ", ".join(f"{name} {cost:.3f}" for name, cost in run.description["yardsticks"].items())
     return [
         ("model", _shape(config)),
@@ -37,7 +38,7 @@ def header(work: Work, data: Data, place: Place) -> list[tuple[str, str]]:
         ("device", f"{place.device_name()}, {options.precision}"),
         ("backend", place.engine_name()),
         ("text", Source.from_dict(run.description["source"]).name),
-        ("", f"{data.text.n_bytes:,} bytes, {data.text.n_documents:,} documents, sha256 {data.text.sha256[:16]}"),
+        ("", f"{text_size}, sha256 {data.text.sha256[:16]}"),
         ("held out", f"{data.held_out.n_bytes:,} bytes, which cost, in bits per byte:"),
         ("", costs),
         ("tokens", _tokens(work.tokenizer, data)),

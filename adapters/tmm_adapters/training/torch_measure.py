@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +11,8 @@ from tmm_core import TMMConfig
 
 from ..folder import load_model
 from ..tokenizers import Tokenizer
-from ..torch import ContextFullError, LanguageModel
+from ..torch import LanguageModel
+from ..torch_streaming import evaluating
 from .measure import Batch
 
 __all__ = ["TorchModel", "open_model"]
@@ -35,32 +35,37 @@ class TorchModel:
         """Return the summed cross-entropy (nats) of the targets of a batch."""
         device = next(self.model.parameters()).device
         tensors = {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
-        with self._evaluating():
+        with evaluating(self.model):
             return float(self.model(**tensors, num_items_in_batch=1)["loss"])
 
     def continued(
-        self, ids: list[int], n_tokens: int, *, seed: int, temperature: float, top_p: float
-    ) -> Generator[int]:
-        """Yield up to `n_tokens` tokens that follow `ids`, as they are drawn; fewer where the context is full."""
+        self,
+        prompts: Sequence[Sequence[int]],
+        n_tokens: int,
+        *,
+        stop_token: int,
+        seed: int,
+        temperature: float,
+        top_k: int | None,
+        top_p: float,
+    ) -> Generator[list[int]]:
+        """Yield up to `n_tokens` times the next token of each prompt; see `measure.Model`."""
         device = next(self.model.parameters()).device
-        tokens = torch.tensor(ids, device=device)
-        generator = torch.Generator(device).manual_seed(seed)
-        with self._evaluating():
-            for _ in range(n_tokens):
-                try:
-                    tokens = self.model.generate(tokens, 1, temperature=temperature, top_p=top_p, generator=generator)
-                except ContextFullError:
-                    return
-                yield int(tokens[-1])
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        training = self.model.training
-        self.model.eval()
-        try:
-            yield
-        finally:
-            self.model.train(training)
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[stop_token] * (longest - len(row)) + list(row) for row in prompts], device=device)
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
+        for tokens in self.model.new_tokens(
+            ids,
+            n_tokens,
+            attention_mask=mask,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            generator=torch.Generator().manual_seed(seed),
+            stop_token=stop_token,
+            end_where_full=True,
+        ):
+            yield tokens.tolist()
 
 
 def open_model(folder: Path, *, device: str) -> tuple[TorchModel, Tokenizer]:

@@ -9,6 +9,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
+from .display import counted
 from .learner import Work
 from .machine import engine_name
 from .options import MANY_STEPS, TrainingOptions
@@ -55,7 +56,9 @@ class TorchPlace:
         if device.type == "cuda":
             name = torch.cuda.get_device_name(device)
         else:
-            name = f"{device.type}, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+            name = (
+                f"{device.type}, {counted(torch.get_num_threads(), 'thread')}" if device.type == "cpu" else device.type
+            )
         return name + (f", {self.processes} processes" if self.processes > 1 else "")
 
     def device_memory(self) -> str:
