@@ -124,7 +124,7 @@ def test_work_is_queued_on_the_stream_of_its_arrays(monkeypatch):
         ExternalStream=lambda pointer: Block("stream", pointer),
         Stream=types.SimpleNamespace(null=Block("null")),
     )
-    monkeypatch.setattr(gpu, "cupy", types.SimpleNamespace(cuda=stand_in))
+    monkeypatch.setattr(gpu, "cupy", types.SimpleNamespace(cuda=stand_in, ndarray=np.ndarray))
     array = types.SimpleNamespace(__dlpack_device__=lambda: (2, 3))
     for stream, block in ((None, ()), (0, ("null",)), (99, ("stream", 99))):
         monkeypatch.setattr(_exchange, "stream_of", lambda array, stream=stream: stream)
@@ -132,6 +132,20 @@ def test_work_is_queued_on_the_stream_of_its_arrays(monkeypatch):
         with gpu.queue_of(array):
             assert entered == [("device", 3)] + [block] * bool(block)
         assert entered[-1] == ("left", "device", 3)
+
+
+def test_torch_queues_work_on_the_stream_of_cupys_arrays(monkeypatch):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    beside = tmm_core.get_backend("torch").engine.beside
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda pointer, device: (pointer, device))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    array = types.SimpleNamespace(__dlpack_device__=lambda: (2, 3), device=types.SimpleNamespace(id=3))
+    monkeypatch.setattr(_exchange.compat, "is_cupy_array", lambda a: a is array)
+    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda device: types.SimpleNamespace(ptr=90 + device))
+    assert beside(array) == (93, 3)
+    for other in (torch.ones(3), np.ones(3)):
+        with beside(other) as nothing:
+            assert nothing is None
 
 
 # Plans ---------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ def stream_of(array: Array) -> int | None:
     if compat.is_torch_array(array) and array.is_cuda:
         stream: int = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
         return stream
+    if compat.is_cupy_array(array):
+        return int(sys.modules["cupy"].cuda.get_current_stream(array.device.id).ptr)
     return None
 
 

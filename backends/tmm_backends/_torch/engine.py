@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,6 +30,20 @@ class TorchEngine:
         """Return `array` as a tensor, on the same memory where that is possible."""
         tensor: Tensor = _exchange.share(array, torch)
         return tensor
+
+    def beside(self, array: Any) -> AbstractContextManager[Any]:
+        """Return a block in which work on CuPy's arrays is queued on CuPy's stream, as that of tensors is on their own.
+
+        On one stream, memory that one library gives back is not used anew before the other has read it.
+        """
+        stream = None if isinstance(array, Tensor) else _exchange.stream_of(array)
+        if stream is None:
+            return nullcontext()
+        device = array.__dlpack_device__()[1]
+        queue: AbstractContextManager[Any] = torch.cuda.stream(
+            torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call]
+        )
+        return queue
 
     def refusal(self, request: Request) -> str | None:
         """Return why a device is not served."""
