@@ -19,7 +19,7 @@ import array_api_compat as compat
 from ._arrays import device_of, nan_where, shift_channels
 from ._exchange import Array, namespace_of
 
-__all__ = ["LEAF", "add_tile", "extended", "flushed", "step", "tile_size"]
+__all__ = ["LEAF", "add_tile", "extended", "flushed", "step", "tile_size", "weighted"]
 
 LEAF = 64
 """Inputs summed directly: on one core in NumPy, (1, 512) float32, a tile of 64 takes as long as some 10 such sums."""
@@ -45,13 +45,13 @@ def step(product: Product, w: Array, tape: Array, at: int, x: Array, leaf: int) 
     x = nan_where(~namespace_of(x).isfinite(x), x)
     used = min(at % leaf + 1, w.shape[-1])
     recent = namespace_of(x).concat([tape[:, at + 1 - used : at, :], x[:, None, :]], axis=1)
-    y = tape[:, at, :] + _weighted(w[..., :used], recent)
+    y = tape[:, at, :] + weighted(w[..., :used], recent)
     tape = _put(tape, at, at + 1, x[:, None, :])
     u = at + 1
     return y, tape if u % leaf else add_tile(product, w, tape, u)
 
 
-def _weighted(w: Array, recent: Array) -> Array:
+def weighted(w: Array, recent: Array) -> Array:
     """Return `sum_j w[j] recent[last - j]` for `(b, lags, d)`, within heads and over the rows of kernels."""
     xp = namespace_of(w, recent)
     heads, kernel, lags = w.shape
@@ -71,7 +71,7 @@ def add_tile(product: Product, w: Array, tape: Array, u: int) -> Array:
     count = min(size, tape.shape[1] - u)
     if count == 0:
         return tape
-    whole = product(w[..., : 2 * size], extended(tape[:, u - size : u, :], count))
+    whole = product(w[..., : min(2 * size, w.shape[-1])], extended(tape[:, u - size : u, :], count))
     return _put(tape, u, u + count, tape[:, u : u + count, :] + whole[:, size:, :])
 
 

@@ -22,6 +22,7 @@ from tmm_core._protocols import Engine
 
 from . import host
 from .evaluate import evaluate
+from .streaming import JaxSteps
 
 __all__ = ["JaxBridge"]
 
@@ -54,6 +55,10 @@ class JaxBridge:
         """Return the correlation as such an operation."""
         options = {"lags": lags, "heads": heads, "kernel": kernel, "exact": exact}
         return _bind(correlate_p, _arrays.conj(x), g, segment_ids, engine=engine, **options)
+
+    def stream_steps(self, engine: Any | None, parts: Any, /) -> JaxSteps:
+        """Return steps in compiled programs, whose products the chosen engine computes; it streams nothing itself."""
+        return JaxSteps(parts)
 
 
 def _bind(operation: Primitive, first: Array, second: Array, ids: Array | None, **params: Any) -> Array:
