@@ -19,7 +19,7 @@ class PlanKey(NamedTuple):
 
     Complex plans serve both directions. The layout is always the same: transforms along the first axis of an array
     `(length, columns)` in C order, in place. A plan computes in memory of its own, so only work that a stream does one
-    after the other may share it.
+    after the other may share it: CuPy's own cache does not see to that (cupy issue 8079).
     """
 
     stream: int
