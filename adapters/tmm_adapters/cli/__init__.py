@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 
 from .errors import report_error
 
 __all__ = ["main"]
 
-COMMANDS = ("train", "generate", "eval", "convert", "index", "backends", "bench")
+COMMANDS = ("train", "generate", "eval", "convert", "index", "backends", "agree", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,9 +87,17 @@ def build_parser() -> argparse.ArgumentParser:
         prog="tmm", description="Toeplitz MLP Mixer: train language models, sample from them, measure and convert them."
     )
     parser.add_argument("--debug", action="store_true", help=debug)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"tmm-core {version('tmm-core')}")
+    parser.set_defaults(run=lambda arguments: _help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         import_module(f".{command}", __name__).add_parser(commands)
     for sub in commands.choices.values():
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=debug)
     return parser
+
+
+def _help(parser: argparse.ArgumentParser) -> int:
+    """Print the help: `tmm` alone is no mistake, it is how people find out what there is."""
+    parser.print_help()
+    return 0

@@ -1,0 +1,179 @@
+"""Where the same things are computed: on NumPy arrays or another library's, and in PyTorch, with gradients.
+
+JAX's side is `tmm_adapters.jax_agreement`, which is the one that imports it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import tmm_core
+from tmm_core import lm, streaming
+from tmm_core._exchange import Array, namespace_of
+
+from .by_hand import loss_curve
+from .inputs import ModelCase, Product, Stream, Training
+
+__all__ = ["ArraySide", "Side", "TorchSide"]
+
+Numbers = NDArray[Any]
+
+
+class Side:
+    """A library whose arrays the operations are called with; NumPy, unless a subclass says otherwise."""
+
+    def array(self, values: Numbers, dtype: str) -> Array:
+        """Return numbers as an array of the library."""
+        return values.astype(dtype)
+
+    def numpy(self, array: Array) -> Numbers:
+        """Return an array's numbers."""
+        return np.asarray(array)
+
+    def pull_back(
+        self, function: Callable[..., Array], inputs: tuple[Array, ...], cotangent: Array
+    ) -> tuple[Array, ...] | None:
+        """Return the cotangents of a function's inputs, None where the library does not differentiate."""
+        return None
+
+    def product(self, case: Product, dtype: str, *, adjoint: bool = False) -> dict[str, Numbers]:
+        """Return the product, or its adjoint's."""
+        w, x = self.array(case.w, dtype), self.array(case.x, dtype)
+        return {"": self.numpy(tmm_core.causal_toeplitz_matmul(w, x, adjoint=adjoint))}
+
+    def correlate(self, case: Product, dtype: str) -> dict[str, Numbers]:
+        """Return the correlation, (h, m, k)."""
+        x, g = self.array(case.x, dtype), self.array(case.g, dtype)
+        heads, kernel, lags = case.w.shape
+        c = tmm_core.causal_toeplitz_correlate(x, g, lags=lags, heads=heads, kernel=kernel)
+        return {"": self.numpy(c).reshape(case.w.shape)}
+
+    def gradients(self, case: Product, dtype: str) -> dict[str, Numbers]:
+        """Return the gradients of the product for x and for w, where there are any."""
+        w, x, g = (self.array(values, dtype) for values in (case.w, case.x, case.g))
+        found = self.pull_back(tmm_core.causal_toeplitz_matmul, (w, x), g)
+        return {} if found is None else {"w": self.numpy(found[0]), "x": self.numpy(found[1])}
+
+    def stream(self, case: Stream, dtype: str) -> dict[str, Numbers]:
+        """Return the outputs of a prompt and of single tokens, (b, n, d)."""
+        w, x = self.array(case.product.w, dtype), self.array(case.product.x, dtype)
+        return {"": self.numpy(self.compiled(functools.partial(_streamed, case.prompt))(w, x))}
+
+    def compiled(self, function: Callable[..., Array]) -> Callable[..., Array]:
+        """Return a function as one program, where the library is quicker so."""
+        return function
+
+    def model(self, case: ModelCase, dtype: str) -> dict[str, Numbers]:
+        """Return `logits`, and by name the gradient of the loss for every parameter that is trained, if there are any.
+
+        The loss is the cross-entropy of the next token.
+        """
+        params = {name: self.array(p, dtype) for name, p in case.params.items()}
+        return {"logits": self.numpy(lm.forward(params, self.integers(case.ids), case.config))}
+
+    def integers(self, ids: Numbers) -> Array:
+        """Return tokens as an array of the library."""
+        return self.array(ids, "int64")
+
+    def train(self, training: Training, dtype: str) -> dict[str, Numbers]:
+        """Return the loss before each step, if the library can be trained with."""
+        return {"": loss_curve(training, dtype)}
+
+
+def _streamed(prompt: int, w: Array, x: Array) -> Array:
+    """Return the outputs of a prompt at once and of the other tokens one by one, (b, n, d)."""
+    plan = streaming.stream_plan(w, x.shape[1])
+    state = streaming.stream_init(plan, (x.shape[0],), x.shape[2])
+    y, state = streaming.stream_prefill(plan, state, x[:, :prompt, :])
+    outputs = [y]
+    for t in range(prompt, x.shape[1]):
+        y, state = streaming.stream_step(plan, state, x[:, t, :])
+        outputs.append(y[:, None, :])
+    return namespace_of(x).concat(outputs, axis=1)
+
+
+class ArraySide(Side):
+    """A library of arrays that are NumPy's but for where they lie, such as CuPy."""
+
+    def __init__(self, library: str) -> None:
+        """Import the library."""
+        self.library = import_module(library)
+
+    def array(self, values: Numbers, dtype: str) -> Array:
+        """Return numbers as an array of the library."""
+        return self.library.asarray(values.astype(dtype))
+
+    def numpy(self, array: Array) -> Numbers:
+        """Return an array's numbers."""
+        return np.asarray(self.library.asnumpy(array))
+
+    def train(self, training: Training, dtype: str) -> dict[str, Numbers]:
+        """Return nothing: training by hand is NumPy's."""
+        return {}
+
+
+class TorchSide(Side):
+    """PyTorch: tensors, the model and its training."""
+
+    def __init__(self) -> None:
+        """Import PyTorch."""
+        import torch
+
+        from ..torch import LanguageModel
+
+        self.torch, self.model_class = torch, LanguageModel
+
+    def array(self, values: Numbers, dtype: str) -> Array:
+        """Return numbers as a tensor."""
+        return self.torch.asarray(np.array(values)).to(getattr(self.torch, dtype))
+
+    def numpy(self, array: Array) -> Numbers:
+        """Return a tensor's numbers."""
+        return np.asarray(array.detach().numpy())
+
+    def pull_back(
+        self, function: Callable[..., Array], inputs: tuple[Array, ...], cotangent: Array
+    ) -> tuple[Array, ...] | None:
+        """Return what autograd returns."""
+        inputs = tuple(tensor.requires_grad_() for tensor in inputs)
+        return self.torch.autograd.grad(function(*inputs), inputs, cotangent)
+
+    def stream(self, case: Stream, dtype: str) -> dict[str, Numbers]:
+        """Return the outputs of a prompt and of single tokens, without gradients."""
+        with self.torch.no_grad():
+            return super().stream(case, dtype)
+
+    def model(self, case: ModelCase, dtype: str) -> dict[str, Numbers]:
+        """Return what `LanguageModel` computes."""
+        model, ids = self._model(case.params, case.config, dtype), self.array(case.ids, "int64")
+        out = model(ids, labels=ids)
+        out["loss"].backward()
+        grads = {name: self.numpy(p.grad) for name, p in model.named_parameters() if p.requires_grad}
+        return {"logits": self.numpy(out["logits"]), **grads}
+
+    def train(self, training: Training, dtype: str) -> dict[str, Numbers]:
+        """Return the curve of `torch.optim.AdamW`."""
+        t = training
+        model = self._model(t.params(dtype), t.config, dtype)
+        decayed = [p for name, p in model.named_parameters() if t.decays(name)]
+        others = [p for name, p in model.named_parameters() if not t.decays(name)]
+        groups = [{"params": decayed, "weight_decay": t.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        optimizer = self.torch.optim.AdamW(groups, lr=t.learning_rate, betas=(t.beta1, t.beta2), eps=t.eps)
+        losses = []
+        for ids in self.array(t.batches(), "int64"):
+            loss = model(ids, labels=ids)["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            self.torch.nn.utils.clip_grad_norm_(model.parameters(), t.clip)
+            optimizer.step()
+            losses.append(loss.item())
+        return {"": np.asarray(losses)}
+
+    def _model(self, params: Mapping[str, Numbers], config: Any, dtype: str) -> Any:
+        return self.model_class.from_params({name: p.astype(dtype) for name, p in params.items()}, config)

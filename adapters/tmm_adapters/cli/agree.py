@@ -1,0 +1,77 @@
+"""`tmm agree`: every backend computes the same things; a table says how far each is from NumPy in float64."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..agree.cells import Cell
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to `tmm`."""
+    parser = commands.add_parser(
+        "agree",
+        help="prove that all backends compute the same: products, gradients, models, training",
+        description="Compute the same products, adjoints, correlations, gradients, streams, models of every variant "
+        "and 200 steps of training with every backend that is here, in float32 and float64, and hold them against "
+        "NumPy and Numba in float64. The exit code is 1 where one differs by more than is allowed. A minute.",
+    )
+    parser.add_argument(
+        "columns",
+        nargs="*",
+        metavar="COLUMN",
+        help="only these: numpy, numba, torch, torch+numba, jax, jax+numba, cupy, … (default: all that are here)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table, or JSON; return 1 if a cell fails."""
+    from ..agree.columns import columns
+    from ..agree.compare import compare, count
+    from ..agree.progress import shown
+    from ..bench.machine import describe
+    from ..bench.process import cores
+
+    chosen, missing = columns(arguments.columns)
+    machine = {name: text for name, text in describe(cores(), "").items() if name in ("processor", "versions")}
+    start = time.perf_counter()
+    with shown(count(chosen)) as done:
+        found = compare(chosen, done)
+    seconds = time.perf_counter() - start
+    ok = all(cell.status != "FAIL" for cell in found)
+    if arguments.json:
+        told = {"ok": ok, "seconds": round(seconds, 1), "machine": machine, "missing": missing}
+        print(json.dumps({**told, "cells": [cell.as_json() for cell in found]}, indent=1))
+    else:
+        _print(found, machine, missing, seconds)
+    return 0 if ok else 1
+
+
+def _print(found: Sequence[Cell], machine: Mapping[str, str], missing: Mapping[str, str], seconds: float) -> None:
+    from ..agree.table import failures, legend, table
+
+    notes = [f"{name}: {text}" for name, text in machine.items()]
+    notes += [f"missing: {name}: {reason}" for name, reason in missing.items()]
+    print(table(found))
+    print("\n" + _filled(legend(numba=any(cell.from_numba is not None for cell in found))) + "\n")
+    print("\n".join(map(_filled, notes)))
+    for line in failures(found):
+        print(line)
+    counted = [cell for cell in found if cell.status in ("ok", "FAIL")]
+    failed = sum(cell.status == "FAIL" for cell in counted)
+    verdict = f"FAIL: {failed} of {len(counted)} cells" if failed else f"ok: all {len(counted)} cells"
+    print(f"{verdict}, in {seconds:.0f} s")
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_on_hyphens=False, break_long_words=False)

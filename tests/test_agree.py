@@ -1,0 +1,280 @@
+"""`tmm agree`: what it computes, that it fails where a backend is wrong, and what it says of those not there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tmm_adapters.agree import columns as agree_columns
+from tmm_adapters.agree import inputs, measures, table, worker
+from tmm_adapters.agree.by_hand import loss_and_gradients
+from tmm_adapters.agree.cells import ROWS, Cell, cells
+from tmm_adapters.agree.columns import Column, columns
+from tmm_adapters.agree.compare import compare, count
+from tmm_adapters.agree.measures import TOPICS, Key, Measured, measure
+from tmm_adapters.agree.reference import TOLERANCES, Reference, units
+from tmm_adapters.cli import main
+from tmm_core import TMMConfig, _maths, _registry, lm
+from tmm_core._protocols import Backend, Request
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def few_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let three models and ten steps stand for all."""
+    inputs.models.cache_clear()
+    chosen = {name: inputs.VARIANTS[name] for name in ("heads", "later", "frozen_lags")}
+    monkeypatch.setattr(inputs, "VARIANTS", chosen)
+    few = dataclasses.replace(inputs.TRAINING, steps=10)
+    topics = {**TOPICS, "train": dataclasses.replace(TOPICS["train"], cases=lambda: {"loss": few})}
+    monkeypatch.setattr(measures, "TOPICS", topics)
+    yield
+    inputs.models.cache_clear()
+
+
+class WrongEngine:
+    """The definition in NumPy, but for what a test has it do wrongly."""
+
+    name = "wrong"
+
+    def __init__(self) -> None:
+        self.matmul_wrongly: Callable[[Any], Any] = lambda y: y
+        self.refused = ""
+
+    def owns(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def receive(self, array: Any) -> Any:
+        raise NotImplementedError
+
+    def refusal(self, request: Request) -> str | None:
+        return "it has no float64" if request.dtype == self.refused else None
+
+    def matmul(self, w: Any, x: Any, /, **options: Any) -> Any:
+        return self.matmul_wrongly(_maths.causal_toeplitz_matmul(w, x, **options))
+
+    def correlate(self, x: Any, g: Any, /, **options: Any) -> Any:
+        return _maths.causal_toeplitz_correlate(x, g, **options)
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch) -> WrongEngine:
+    """A backend of somebody else's, registered as `wrong`."""
+    engine = WrongEngine()
+    known, get = _registry._registered(), _registry.get_backend
+    entry = EntryPoint("wrong", "somewhere:backend", _registry.GROUP)
+    backend = Backend("wrong", "1", ("cpu",), "NumPy arrays, wrongly", engine)
+    monkeypatch.setattr(_registry, "_registered", lambda: {**known, "wrong": entry})
+    for module in (_registry, agree_columns, measures):
+        monkeypatch.setattr(module, "get_backend", lambda name: backend if name == "wrong" else get(name))
+    return engine
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    capsys.readouterr()
+    code = main(["agree", *arguments])
+    return code, capsys.readouterr().out
+
+
+# --- The verdict ------------------------------------------------------------------------------------------------------
+
+
+def test_backends_that_agree_pass_and_the_table_says_so(capsys: pytest.CaptureFixture[str]):
+    code, out = run(capsys, "numpy", "numba", "torch", "torch+numba")
+    assert code == 0, out
+    lines = out.splitlines()
+    assert re.split(r" *\| *", lines[0])[1:-2] == ["float32 float64", "numpy", "numba", "torch", "torch+numba"]
+    assert [line.split("|")[1].strip() for line in lines[2 : 2 + len(ROWS)]] == list(ROWS)
+    numbers = re.findall(r"<\.01|\d\.\d\d", "".join(lines[2 : 2 + len(ROWS)]))
+    assert len(numbers) == 2 * (4 * 6 + 2 * 3), "two dtypes in four columns, and in two for gradients"
+    assert re.search(r"^ok: all 60 cells, in \d+ s$", out, re.MULTILINE)
+    assert "FAIL" not in out
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize(
+    ("spoil", "status", "named"),
+    [
+        (lambda y: y * (1 + 1e-4), 1, r"FAIL product, wrong, float32: [\d.]+ times what is allowed, in "),
+        (lambda y: y[:1], 1, r"FAIL product, wrong, float32: ValueError"),
+        (lambda y: np.where(np.arange(y.shape[-1]) == 3, np.nan, y).astype(y.dtype), 1,
+         r"FAIL adjoint, wrong, float64: .+: not finite, or misshapen"),
+        (lambda y: y, 0, r"ok: all 24 cells"),
+    ],
+)  # fmt: skip
+def test_a_wrong_backend_fails_and_its_cell_is_named(
+    wrong: WrongEngine, capsys: pytest.CaptureFixture[str], spoil: Callable[[Any], Any], status: int, named: str
+):
+    wrong.matmul_wrongly = spoil
+    code, out = run(capsys, "numpy", "wrong")
+    assert code == status, out
+    assert re.search(named, out), out
+    assert "numpy, float" not in out, "only the wrong one fails"
+    assert ("FAIL" in out) == (status == 1)
+
+
+def test_what_a_backend_refuses_is_named_and_is_no_failure(wrong: WrongEngine, capsys: pytest.CaptureFixture[str]):
+    wrong.refused = "float64"
+    code, out = run(capsys, "wrong")
+    assert code == 0, out
+    assert "refused product, wrong, float64: it has no float64" in out
+    assert re.search(r"\| product +\| \d\.\d\d refused \|", out)
+
+
+def test_json_holds_every_cell(wrong: WrongEngine, capsys: pytest.CaptureFixture[str]):
+    wrong.matmul_wrongly = lambda y: y * np.nan
+    code, out = run(capsys, "--json", "numba", "wrong")
+    told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (code, told["ok"], told["missing"]) == (1, False, {})
+    assert set(told) == {"ok", "seconds", "machine", "missing", "cells"}
+    assert set(told["machine"]) == {"processor", "versions"}
+    assert len(told["cells"]) == len(ROWS) * 2 * 2
+    assert {frozenset(cell) for cell in told["cells"]} == {frozenset(f.name for f in dataclasses.fields(Cell))}
+    by_name = {(c["row"], c["column"], c["dtype"]): c for c in told["cells"]}
+    assert by_name["product", "numba", "float64"]["from_numba"] == 0
+    assert 0 < by_name["product", "numba", "float64"]["from_numpy"] < 1
+    assert by_name["product", "wrong", "float32"]["status"] == "FAIL"
+    assert by_name["product", "wrong", "float32"]["from_numpy"] is None
+    assert by_name["all gradients", "numba", "float32"]["status"] == "none"
+
+
+def test_a_gradient_that_is_wrong_or_missing_fails(monkeypatch: pytest.MonkeyPatch):
+    torch = Column("torch", "torch")
+    side = torch.side()
+    right = {name: side.model(case, "float64") for name, case in inputs.models().items()}
+    reference = Reference()
+    name = "blocks.0.mix.lags"
+
+    def verdict(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Cell:
+        found = {
+            Key("model", case, part): array
+            for case, parts in right.items()
+            for part, array in (change(parts) if case == "heads" else parts).items()
+        }
+        measured = Measured(found)
+        return next(c for c in cells({(torch, "float64"): measured}, reference) if c.row == "all gradients")
+
+    assert verdict(lambda parts: parts).status == "ok"
+    scaled = verdict(lambda parts: {**parts, name: parts[name] * (1 + 1e-6)})
+    assert (scaled.status, scaled.worst) == ("FAIL", f"heads, {name}")
+    missing = verdict(lambda parts: {key: a for key, a in parts.items() if key != name})
+    assert (missing.status, missing.reason) == ("FAIL", f"heads, {name} is missing")
+    assert verdict(lambda parts: {**parts, name: parts[name][:1]}).status == "FAIL"
+
+
+@pytest.mark.parametrize("bad", [np.full(3, np.nan), np.full(3, np.inf), np.zeros(2)])
+def test_numbers_that_cannot_be_compared_are_infinitely_far(bad: Any):
+    assert units(bad, np.zeros(3), 1.0) == math.inf
+    assert units(np.zeros(3), np.zeros(3), 0.0) == 0
+    assert units(np.asarray([0, 3e-4]), np.zeros(2), 1e-4) == pytest.approx(3)
+
+
+def test_the_gradients_by_hand_are_those_of_the_definition():
+    config = TMMConfig(vocab_size=7, max_len=9, d_model=6, n_layers=2, n_heads=3, d_mlp=5)
+    rng = np.random.default_rng(0)
+    params = {name: p + 0.3 * rng.standard_normal(p.shape) for name, p in lm.init_params(config, rng).items()}
+    ids = rng.integers(0, 7, (2, 8))
+    loss, grads = loss_and_gradients(params, ids, config)
+    assert loss == pytest.approx(float(lm.loss(params, ids, config)), rel=1e-13)
+    assert set(grads) == set(params)
+    for name, p in params.items():
+        v, h = rng.standard_normal(p.shape), 1e-4
+        ends = [float(lm.loss({**params, name: p + s * h * v}, ids, config)) for s in (-1, 1)]
+        assert np.vdot(grads[name], v) == pytest.approx((ends[1] - ends[0]) / (2 * h), rel=1e-5, abs=1e-8), name
+
+
+# --- Columns ----------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_named_by_library_and_engine(wrong: WrongEngine):
+    found, missing = columns()
+    assert {c.name for c in found} | set(missing) == {
+        "numpy", "numba", "torch", "torch+numba", "jax", "jax+numba", "cupy", "wrong"
+    }  # fmt: skip
+    assert [c.name for c in found][:4] == ["numpy", "numba", "torch", "torch+numba"]
+    assert Column("numpy", "wrong") in found
+
+
+def test_a_library_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    there = _registry._installed
+    monkeypatch.setattr(_registry, "_installed", lambda name: name not in ("torch", "jax", "numba") and there(name))
+    _registry.get_backend.cache_clear()
+    code, out = run(capsys)
+    _registry.get_backend.cache_clear()
+    assert code == 0
+    told = " ".join(out.split())
+    for name in ("torch", "torch+numba", "jax", "jax+numba", "numba"):
+        library = name.split("+")[0]
+        assert re.search(rf"missing: {re.escape(name)}: backend '{library}' needs the library '{library}'", told), out
+    assert "pip install 'tmm-core[numba]'" in told
+    assert "Numba's engine in float64, was not compared" in told
+
+
+def test_asking_for_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    assert main(["agree", "fortran"]) == 2
+    assert "there is no column 'fortran': choose from numpy, " in capsys.readouterr().err
+    monkeypatch.setattr(_registry, "_installed", lambda name: name != "torch")
+    _registry.get_backend.cache_clear()
+    assert main(["agree", "torch"]) == 2
+    _registry.get_backend.cache_clear()
+    assert "torch cannot be compared here: backend 'torch' needs" in capsys.readouterr().err
+
+
+def test_an_error_in_one_topic_leaves_the_others(wrong: WrongEngine):
+    def stop(y: Any) -> Any:
+        raise RuntimeError("out of order\nand more")
+
+    wrong.matmul_wrongly = stop
+    told: list[str] = []
+    measured = measure(Column("numpy", "wrong"), "float32", told.append)
+    assert told == list(measures.TOPICS)
+    assert measured.faults["product"] == "RuntimeError: out of order"
+    assert {key.topic for key in measured.arrays} == {"correlate"}
+
+
+# --- The process beside -----------------------------------------------------------------------------------------------
+
+
+def test_results_go_through_a_file(tmp_path: Any):
+    key = Key("model", "heads", "blocks.0.mix.lags")
+    sent = {"jax": Measured({key: np.arange(3.0)}, {"train": "gone"}), "jax+numba": Measured({}, {}, {"product": "no"})}
+    worker._write(tmp_path / "results.npz", sent)
+    got = worker._read(tmp_path / "results.npz")
+    assert list(got) == ["jax", "jax+numba"]
+    assert np.array_equal(got["jax"].arrays[key], np.arange(3.0))
+    assert (got["jax"].faults, got["jax+numba"].refusals) == ({"train": "gone"}, {"product": "no"})
+
+
+def test_a_process_that_dies_fails_every_cell(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    column = Column("jax", "nothing")
+    process = worker.Worker("float32", [column], tmp_path, lambda *_: None)
+    try:
+        faults = process.results()[column].faults
+    finally:
+        process.stop()
+    assert set(faults) == set(TOPICS)
+    assert re.match(r"its process ended with code 1: .*there is no column 'jax\+nothing'", faults["product"])
+
+
+def test_all_that_is_announced_is_done(monkeypatch: pytest.MonkeyPatch):
+    told: list[tuple[Column | None, str, str]] = []
+    compare([Column("numpy", "numpy")], lambda *done: told.append(done))
+    assert len(told) == len(set(told)) == count([Column("numpy", "numpy")])
+
+
+# --- Words ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_legend_names_the_tolerances():
+    assert table.legend(numba=True).count("1e-4 and 1e-9") == 2
+    assert TOLERANCES == {"float32": 1e-4, "float64": 1e-9}
+    assert "3 models" in table.legend(numba=False)
