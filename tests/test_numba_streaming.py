@@ -1,4 +1,4 @@
-"""Streams of the Numba engine, against the product. The laws of streaming themselves run in `test_streaming_laws.py`."""
+"""Streams of the Numba engine, against the product. The laws of streaming run elsewhere, over all backends."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

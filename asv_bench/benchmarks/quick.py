@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tmm_adapters.bench import ALLOCATORS, QUICK, RIVALS
+from tmm_adapters.bench import ALLOCATORS, HISTORIES, QUICK, RIVALS
 
-from . import gradients, importing, memory, product, training
+from . import gradients, importing, memory, product, streaming, training
 
 
 class Product(product.Product):
@@ -36,6 +36,12 @@ class TrainingAgainst(training.Against):
 
     params = ((1024,), (4,))
     pace, tokens_a_step = QUICK, 1024
+
+
+class StreamingAgainst(streaming.Against):
+    """At one length."""
+
+    params = ((1024,), (4,), tuple(HISTORIES))
 
 
 class Import(importing.Import):

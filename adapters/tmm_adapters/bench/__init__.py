@@ -11,7 +11,8 @@ from .measure import (
     product_memory,
 )
 from .process import ALLOCATORS, default_backend, default_threads, prepare
-from .rivals import RIVALS
+from .rivals import HISTORIES, RIVALS
+from .streaming import STREAMED, Stream, compare_streams, slowest_step, stream_memory, time_streams
 from .training import CONTEXTS, REPLACEMENTS, TRAINING, compare_training
 from .turns import FULL, QUICK, Pace, Ratio, compare, take_turns
 
@@ -20,17 +21,21 @@ __all__ = [
     "CONTEXTS",
     "FULL",
     "HEADS",
+    "HISTORIES",
     "LENGTHS",
     "QUICK",
     "REPLACEMENTS",
     "RIVALS",
+    "STREAMED",
     "TRAINING",
     "Case",
     "Pace",
     "Ratio",
+    "Stream",
     "compare",
     "compare_gradients",
     "compare_products",
+    "compare_streams",
     "compare_training",
     "default_backend",
     "default_threads",
@@ -38,5 +43,8 @@ __all__ = [
     "prepare",
     "product",
     "product_memory",
+    "slowest_step",
+    "stream_memory",
     "take_turns",
+    "time_streams",
 ]

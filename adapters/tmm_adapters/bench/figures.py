@@ -24,11 +24,12 @@ __all__ = ["Figure", "figures", "plan"]
 
 @dataclass(frozen=True)
 class Figure:
-    """What was found: a ratio, bytes, or why there is nothing."""
+    """What was found: a ratio, bytes, seconds, or why there is nothing."""
 
     task: Task
     ratio: Ratio | None = None
     bytes: int | None = None
+    seconds: float | None = None
     missing: str | None = None
 
     def as_json(self, allocator: str) -> dict[str, Any]:
@@ -110,7 +111,10 @@ def _measure(sender: Connection, task: Task, threads: int, allocator: str) -> No
     try:
         prepare(threads, allocator)
         value = task.run()
-        found = Figure(task, bytes=value) if isinstance(value, int) else Figure(task, ratio=value)
+        if isinstance(value, Ratio):
+            found = Figure(task, ratio=value)
+        else:
+            found = Figure(task, bytes=value) if isinstance(value, int) else Figure(task, seconds=value)
     except NotImplementedError as error:
         found = Figure(task, missing=str(error))
     except Exception as error:

@@ -21,10 +21,23 @@ from .process import wanted
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MOST_DENSE", "RIVALS", "dense", "jnp_fft", "scipy_fftconvolve", "torch_fft", "torch_fft_product"]
+__all__ = [
+    "HISTORIES",
+    "MOST_DENSE",
+    "RIVALS",
+    "dense",
+    "jnp_fft",
+    "joined_history",
+    "numpy_history",
+    "scipy_fftconvolve",
+    "torch_fft",
+    "torch_fft_product",
+    "torch_history",
+]
 
 Floats = NDArray[np.float32]
 Product = Callable[[], Any]
+Step = Callable[[int], Any]
 
 MOST_DENSE = 8192
 """The longest sequence that a dense matrix is measured at: four heads take 1 GiB there."""
@@ -109,5 +122,85 @@ RIVALS: dict[str, Callable[[Floats, Floats], Product]] = {
     "jnp.fft": jnp_fft,
     "dense T @ x": dense,
     "scipy.signal.fftconvolve": scipy_fftconvolve,
+}
+"""By the name that tables print."""
+
+
+# Token by token: given filters `w` (heads, n) and tokens `x` (n, channels), a history returns the step at time t as a
+# callable of t, which puts token t where it belongs and returns its output. Earlier tokens are in place already, so
+# that some steps of many can be measured.
+
+
+def numpy_history(w: Floats, x: Floats) -> Step:
+    """Return steps that multiply all of the history so far by the lags, in memory made beforehand, in NumPy."""
+    heads, n = w.shape
+    backwards = np.ascontiguousarray(w[:, ::-1])
+    history = np.ascontiguousarray(x.reshape(n, heads, -1).swapaxes(0, 1))  # (h, n, d/h)
+    if heads == 1:
+        lags, rows = backwards[0], history[0]
+
+        def step(t: int) -> Floats:
+            rows[t] = x[t]
+            y: Floats = np.dot(lags[n - 1 - t :], rows[: t + 1])
+            return y
+
+        return step
+    weights = backwards[:, None]  # (h, 1, n)
+
+    def step_of_heads(t: int) -> Floats:
+        history[:, t] = x[t].reshape(heads, -1)
+        y: Floats = np.matmul(weights[:, :, n - 1 - t :], history[:, : t + 1]).reshape(-1)
+        return y
+
+    return step_of_heads
+
+
+def torch_history(w: Floats, x: Floats) -> Step:
+    """Return the same steps in Torch."""
+    with wanted("torch"):
+        import torch
+
+    heads, n = w.shape
+    weights = torch.from_numpy(w).flip(1)[:, None]  # (h, 1, n)
+    tokens = torch.from_numpy(x).reshape(n, heads, -1)
+    history = tokens.transpose(0, 1).contiguous()  # (h, n, d/h)
+
+    @torch.inference_mode()
+    def step(t: int) -> Tensor:
+        history[:, t] = tokens[t]
+        return torch.bmm(weights[:, :, n - 1 - t :], history[:, : t + 1]).flatten()
+
+    @torch.inference_mode()
+    def step_of_one(t: int) -> Tensor:
+        history[0, t] = tokens[t, 0]
+        return weights[0, 0, n - 1 - t :] @ history[0, : t + 1]
+
+    return step if heads > 1 else step_of_one
+
+
+def joined_history(w: Floats, x: Floats) -> Step:
+    """Return steps that join the history and the token by `torch.cat`, head by head, as the authors' decoding does."""
+    with wanted("torch"):
+        import torch
+
+    heads, n = w.shape
+    lags = torch.from_numpy(w)
+    tokens = torch.from_numpy(x).reshape(1, n, heads, -1).unbind(2)  # heads of (1, n, d/h)
+
+    @torch.inference_mode()
+    def step(t: int) -> Tensor:
+        outputs = []
+        for head in range(heads):
+            cache = torch.cat([tokens[head][:, :t], tokens[head][:, t : t + 1]], dim=1)  # (1, t + 1, d/h)
+            outputs.append(lags[head, : t + 1].flip(0) @ cache)
+        return torch.cat(outputs, dim=-1).flatten()
+
+    return step
+
+
+HISTORIES: dict[str, Callable[[Floats, Floats], Step]] = {
+    "history in NumPy": numpy_history,
+    "history in Torch": torch_history,
+    "history joined": joined_history,
 }
 """By the name that tables print."""

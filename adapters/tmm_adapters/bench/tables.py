@@ -42,6 +42,8 @@ def _cell(figure: Figure) -> str:
     if figure.ratio is not None:
         r = figure.ratio
         return f"{_short(r.median)} ({_short(r.low)} to {_short(r.high)})"
+    if figure.seconds is not None:
+        return f"{1000 * figure.seconds:.3f} ms"
     return "n/a" if figure.bytes is None else f"{figure.bytes / 2**20:.1f}"
 
 

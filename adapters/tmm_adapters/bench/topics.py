@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .measure import HEADS, LENGTHS, Case, compare_gradients, compare_products, product_memory
-from .rivals import RIVALS
+from .rivals import HISTORIES, RIVALS
+from .streaming import STREAMED, Stream, compare_streams, slowest_step, stream_memory
 from .training import CONTEXTS, REPLACEMENTS, TRAINING, compare_training
 from .turns import FULL, QUICK, Pace, Ratio
 
@@ -25,8 +26,8 @@ class Task:
     backend: str
     quick: bool = False
 
-    def run(self) -> Ratio | int:
-        """Return the ratio, or the bytes where the topic is memory.
+    def run(self) -> Ratio | int | float:
+        """Return the ratio, or the bytes where memory is measured, or the seconds where there is no rival.
 
         Raises
         ------
@@ -76,6 +77,19 @@ def _training(task: Task) -> Ratio:
     return compare_training(task.n, task.heads, task.column, task.backend, pace, task.tokens)
 
 
+def _microseconds_a_token(task: Task, seconds: float) -> str:
+    return f"{1e6 * seconds / task.n:.3g} us/token"
+
+
+def _streaming(task: Task) -> Ratio | int | float:
+    case = Stream(task.n, task.heads)
+    if task.column == "slowest step":
+        return slowest_step(case, task.backend)
+    if task.column == "MiB":
+        return stream_memory(case, task.backend)
+    return compare_streams(case, task.column, task.backend, task.pace)
+
+
 @dataclass(frozen=True)
 class Topic:
     """What is measured, and how its table looks."""
@@ -83,7 +97,7 @@ class Topic:
     title: str
     columns: tuple[str, ...]
     """What the table has a column for, beside our own time."""
-    measure: Callable[[Task], Ratio | int]
+    measure: Callable[[Task], Ratio | int | float]
     lengths: Sequence[int]
     heads: Sequence[int]
     quick_lengths: Sequence[int] = (1024,)
@@ -128,6 +142,16 @@ TOPICS = {
         usual=False,  # it takes longer than all others
         once=True,
         ours=_tokens_a_second,
+    ),
+    "streaming": Topic(
+        "streaming one row of d 512 from the first token on: how many times as fast as with the history ours is",
+        columns=(*HISTORIES, "slowest step", "MiB"),
+        measure=_streaming,
+        lengths=STREAMED,
+        heads=HEADS,
+        usual=False,
+        once=True,
+        ours=_microseconds_a_token,
     ),
 }
 """By name, in the order of the tables."""

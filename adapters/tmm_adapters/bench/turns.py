@@ -60,8 +60,16 @@ class Ratio:
         return cls(median, low, high, statistics.median(ours), statistics.median(theirs), tuple(ratios))
 
 
+def _nothing() -> None:
+    """Prepare nothing."""
+
+
 def take_turns(
-    sides: Sequence[Side], pace: Pace, *, clock: Callable[[], float] = time.perf_counter
+    sides: Sequence[Side],
+    pace: Pace,
+    *,
+    prepare: Side = _nothing,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[list[float]]:
     """Return the seconds of every turn of each side.
 
@@ -72,12 +80,15 @@ def take_turns(
         the next result takes its place.
     pace : Pace
         When to stop.
+    prepare : callable without arguments
+        Called before each turn, outside the time of any side.
     clock : callable
         Returns the time in seconds.
     """
     seconds: list[list[float]] = [[] for _ in sides]
     end = clock() + pace.seconds
     while len(seconds[0]) < pace.turns or clock() < end:
+        prepare()
         for side, times in zip(sides, seconds, strict=True):
             start = clock()
             side()
