@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import array_api_compat as compat
 
 from . import _tiles
-from ._arrays import device_of, values_known
+from ._arrays import device_of, nan_where, values_known
 from ._checks import together
 from ._exchange import Array, dtype_name, namespace_of, share_like
 from ._maths import quiet
@@ -80,32 +80,38 @@ class Steps:
     def prefill(self, state: StreamState, x: Array, padding: Array | None) -> Array:
         """Return the outputs for the next tokens `(*batch, n, d)`, in one product that reaches over all later ones."""
         shape, (rows, d), n = tuple(x.shape), state.rows, int(x.shape[-2])
-        xp, lags, begin = self.xp, self.parts.lags, state.position
-        length = state.tape.shape[1] - state.at
-        reach = min(length, n + lags.shape[-1] - 1)
-        x = _tiles.extended(xp.astype(xp.reshape(x, (rows, n, d)), lags.dtype, copy=False), reach - n)
-        real, ids = None, None
+        xp, heads, begin = self.xp, self.parts.lags.shape[0], state.position
+        x = xp.astype(xp.reshape(x, (rows, n, d)), self.parts.lags.dtype, copy=False)
         if padding is not None:
-            real = xp.arange(reach, dtype=padding.dtype, device=device_of(padding)) >= padding[:, None]  # (b, reach)
-            x = xp.where(real[..., None], x, xp.zeros_like(x))
-            # A lag that is not finite spoils what is so far from a document's first token, not from its padding's.
-            ids = xp.astype(real, padding.dtype) if self.spoiled else None
-        y = self.product(lags, x, segment_ids=ids)  # (b, reach, d)
-        if begin == 0:
-            later = _tiles.extended(y[:, n:, :], length - reach)
-        else:
-            pending = _tiles.flushed(self.product, lags, state.tape, state.at, self.leaf)
-            y = y + pending[:, :reach, :]
-            later = xp.concat([y[:, n:, :], pending[:, reach:, :]], axis=1)
-        y = y[:, :n, :]
+            x = xp.where(_after(padding, n)[..., None], x, xp.zeros_like(x))
+        y, later = self._absorbed(state, x, padding)
         if not self.plain:
-            y = xp.reshape(y, (rows, n, lags.shape[0], d // lags.shape[0]))
+            y = xp.reshape(y, (rows, n, heads, d // heads))
             y = xp.reshape(self._finished_all(y, begin, padding if begin == 0 else state.padding), (rows, n, d))
-        if real is not None:
-            y = xp.where(real[:, :n, None], y, xp.zeros_like(y))
+        if padding is not None:
+            y = xp.where(_after(padding, n)[..., None], y, xp.zeros_like(y))
             state.padding = padding
+            if not values_known(padding):
+                wrong = ((padding < 0) | (padding >= n))[:, None, None]
+                y, later = nan_where(wrong, y), nan_where(wrong, later)
         state.turn_to(later, begin + n)
         return xp.astype(xp.reshape(y, shape), self.parts.dtype, copy=False)
+
+    def _absorbed(self, state: StreamState, x: Array, padding: Array | None) -> tuple[Array, Array]:
+        """Return the sums of products `(b, n, d)` for the next tokens, and a tape of what is pending after them."""
+        n, lags, tape = x.shape[1], self.parts.lags, state.tape
+        length = tape.shape[1] - state.at
+        reach = min(length, n + lags.shape[-1] - 1)
+        ids = None
+        if padding is not None and self.spoiled:
+            # A lag that is not finite spoils what is so far from a document's first token, not from its padding's.
+            ids = self.xp.astype(_after(padding, reach), padding.dtype)
+        y = self.product(lags, _tiles.extended(x, reach - n), segment_ids=ids)  # (b, reach, d)
+        if state.position == 0:
+            return y[:, :n, :], _tiles.extended(y[:, n:, :], length - reach)
+        pending = _tiles.flushed(self.product, lags, tape, state.at, self.leaf)
+        y = y + pending[:, :reach, :]
+        return y[:, :n, :], self.xp.concat([y[:, n:, :], pending[:, reach:, :]], axis=1)
 
     def _finished_all(self, y: Array, begin: int, padding: Array | None) -> Array:
         """Return outputs `(b, n, h, d / h)` from position `begin` on, finished as those of single tokens."""
@@ -249,6 +255,12 @@ class ForeignSteps(Steps):
     def chosen_rows(self, state: StreamState, indices: Array) -> tuple[Array, Array | None]:
         """Return rows of the engine's arrays."""
         return self.inner.chosen_rows(state, self.engine.receive(indices))
+
+
+def _after(padding: Array, n: int) -> Array:
+    """Return, (b, n), which times come after each row's padding."""
+    xp = namespace_of(padding)
+    return xp.arange(n, dtype=padding.dtype, device=device_of(padding)) >= padding[:, None]
 
 
 def detached(a: Array) -> Array:

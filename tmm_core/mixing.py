@@ -8,7 +8,7 @@ from types import ModuleType
 import array_api_compat as compat
 
 from . import _masks, toeplitz
-from ._arrays import result_dtype_name, values_known
+from ._arrays import is_real, result_dtype_name, values_known
 from ._checks import together
 from ._compile import one_operation
 from ._exchange import Array
@@ -84,7 +84,7 @@ def mix_tokens(
     xp, (w, x, bias, segment_ids) = together(w=w, x=x, bias=bias, segment_ids=segment_ids)
     result_dtype_name(*(a for a in (w, x, bias) if a is not None))
     _check_bias(w, x, bias, packed=segment_ids is not None)
-    if not is_complex(xp, x) and any(is_complex(xp, a) for a in (w, bias) if a is not None):
+    if is_real(x) and not all(is_real(a) for a in (w, bias) if a is not None):
         raise TypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
     w = lags_of(xp, w, softplus=softplus, mean=mean)
     y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, exact=exact, backend=backend)
@@ -103,7 +103,7 @@ def mix_tokens(
 
 def lags_of(xp: ModuleType, w: Array, *, softplus: bool, mean: bool) -> Array:
     """Return the lags that a layer multiplies by, checked for what it does with them."""
-    if softplus and is_complex(xp, w):
+    if softplus and not is_real(w):
         raise TypeError("softplus=True expects real lags, and w is complex: positive lags are real")
     if mean and w.ndim == 3 and w.shape[1] > 1:
         raise ValueError(
@@ -115,10 +115,6 @@ def lags_of(xp: ModuleType, w: Array, *, softplus: bool, mean: bool) -> Array:
     if softplus:
         w = _softplus(xp, w)
     return w
-
-
-def is_complex(xp: ModuleType, a: Array) -> bool:
-    return bool(xp.isdtype(a.dtype, "complex floating"))
 
 
 def _heads(w: Array) -> int:

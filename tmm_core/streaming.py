@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 from . import _registry
-from ._arrays import device_of, result_dtype_name, values_known
+from ._arrays import device_of, is_real, result_dtype_name, values_known
 from ._checks import check_count, check_filter, check_heads, together
-from ._exchange import Array, namespace_of
+from ._exchange import Array, is_traced, namespace_of
 from ._stream_plans import StreamPlan
 from ._stream_states import StreamState, least_of
 from ._stream_steps import detached
-from .mixing import check_bias_heads, is_complex, lags_of, running_sums
+from .mixing import check_bias_heads, lags_of, running_sums
 
 __all__ = [
     "StreamPlan",
@@ -106,11 +106,11 @@ def make_plan(
     heads, dtype = int(w.shape[0]) if w.ndim > 1 else 1, w.dtype
     if bias is not None:
         check_bias_heads(w, bias)
-        bias = _table(xp, xp.reshape(detached(bias), (heads, bias.shape[-1]))[:, :capacity])
+        bias = _table(xp, xp.reshape(detached(bias), (heads, bias.shape[-1]))[:, : min(capacity, bias.shape[-1])])
     w = lags_of(xp, detached(w), softplus=softplus, mean=mean)
     sums = _table(xp, running_sums(xp, w, heads, capacity)) if mean else None
     lags = xp.reshape(w, (heads, w.shape[1] if w.ndim == 3 else 1, w.shape[-1]))
-    lags = xp.asarray(lags[..., :capacity], copy=True)
+    lags = xp.asarray(lags[..., : min(capacity, w.shape[-1])], copy=True)
     backend = _registry.chosen_backend(backend)
     return StreamPlan(lags, sums, bias, dtype=dtype, capacity=capacity, backend=backend, leaf=leaf)
 
@@ -162,7 +162,7 @@ def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dt
     xp = namespace_of(plan.lags)
     sample = xp.zeros((0,), dtype=plan.dtype if dtype is None else dtype, device=device_of(plan.lags))
     result_dtype_name(sample)
-    if plan.complex and not is_complex(xp, sample):
+    if plan.complex and is_real(sample):
         raise TypeError("w and bias must be real where x is: make the stream with a complex dtype")
     steps = plan.steps(sample.dtype)
     return steps.begin(plan, (*batch, d), steps.new_tape((math.prod(batch), d), plan.capacity))
@@ -210,7 +210,7 @@ def stream_prefill(
         raise ValueError("x must have one token or more, (*batch, p, d): begin a stream without a prompt by a step")
     if padding is not None:
         padding = _check_padding(state, x, padding)
-    if state.at + n > min(state.end + least_of(padding), state.tape.shape[1]):
+    if not is_traced(state.position) and state.at + n > min(state.end + least_of(padding), state.tape.shape[1]):
         state.steps.refuse(state.position, n, full=state.at + n > state.tape.shape[1])
     return state.steps.prefill(state, x, padding), state
 

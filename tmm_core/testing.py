@@ -38,8 +38,18 @@ from ._oracles import (
     normal,
     spoiled_outputs,
 )
+from ._streaming_laws import STREAMING_ERROR_CONSTANT, STREAMING_LAWS
 
-__all__ = ["BATCH_LAWS", "ERROR_CONSTANT", "LAWS", "Library", "check_gradients", "numpy_library"]
+__all__ = [
+    "BATCH_LAWS",
+    "ERROR_CONSTANT",
+    "LAWS",
+    "STREAMING_ERROR_CONSTANT",
+    "STREAMING_LAWS",
+    "Library",
+    "check_gradients",
+    "numpy_library",
+]
 
 SMALLEST = 2.0**-126
 """The smallest normal float32: XLA reads and writes zero for what is smaller."""
