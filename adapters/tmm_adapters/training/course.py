@@ -173,7 +173,8 @@ class Course:
     def _other_seconds(self, step_seconds: float) -> float:
         """Return how long evaluations, samples and checkpoints of the rest of the run will take, by trying each."""
         options, held_out = self._options, self.work.held_out
-        rows = [held_out[i] for i in range(min(options.batch, len(held_out)))]
+        at_a_time = options.batch * self.place.batches // self.place.processes
+        rows = [held_out[i] for i in range(min(at_a_time, len(held_out)))]
         with self.clock.pause():
             save = _seconds(self.save)
             evaluate, sample = (
