@@ -35,8 +35,9 @@ def _on_cupy() -> Library | str:
     def to_numpy(array):
         return cupy.asnumpy(array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array)
 
+    halves = HALVES if int(cupy.__version__.split(".")[0]) >= 14 else HALVES[:1]
     # Nobody looks at values, as in traced code.
-    return Library("cupy", asarray, to_numpy, (*HALVES, *FLOATS, *COMPLEX), traced=True)
+    return Library("cupy", asarray, to_numpy, (*halves, *FLOATS, *COMPLEX), traced=True)
 
 
 def _on_torch() -> Library | str:

@@ -53,3 +53,25 @@ def test_documents_of_64_bit_numbers_cross_to_jax_of_32():
     with jax.enable_x64(False):
         found = tmm_core.causal_toeplitz_matmul(w, x, segment_ids=ids, backend="jax")
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_arrays_on_one_accelerator_are_handed_to_engines_and_waited_for(monkeypatch):
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    from tmm_backends._jax import bridge
+
+    waited = []
+
+    def evaluate(*arguments, **options):
+        result = real(*arguments, **options)
+        monkeypatch.setattr(type(result), "block_until_ready", lambda array: waited.append(1) or array)
+        return result
+
+    real = bridge.evaluate
+    monkeypatch.setattr(bridge, "evaluate", evaluate)
+    monkeypatch.setattr(bridge, "_on_one_accelerator", lambda arrays: True)  # as on a GPU
+    w, x = jax.numpy.asarray([1.0, 2.0]), jax.numpy.asarray([1.0, 10.0, 100.0])
+    y = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
+    assert y.tolist() == [1, 12, 120]
+    assert waited == [1], "JAX would give memory away that the engine still reads"
+    tmm_core.causal_toeplitz_matmul(w, x, backend="jax")
+    assert waited == [1], "JAX's own engine needs no waiting"

@@ -31,6 +31,15 @@ template <typename R> __device__ inline R tmm_size(const complex<R>& v) {
 template <typename R> __device__ inline complex<R> tmm_power(const complex<R>& v, int exponent) {
     return complex<R>(ldexp(v.real(), exponent), ldexp(v.imag(), exponent));
 }
+// Quotient and remainder, of 32 bits where they suffice: a division of 64 bits takes longer than the memory's answer.
+__device__ inline void tmm_split(ptrdiff_t i, ptrdiff_t by, ptrdiff_t& quotient, ptrdiff_t& remainder) {
+    if (i <= 0x7fffffff && by <= 0x7fffffff) {
+        quotient = static_cast<unsigned int>(i) / static_cast<unsigned int>(by);
+    } else {
+        quotient = i / by;
+    }
+    remainder = i - quotient * by;
+}
 // Computed where it is needed: a table would be one more read, and made on one stream and read on another.
 __device__ inline void tmm_turn(complex<float>& t, ptrdiff_t m, ptrdiff_t length) {
     float sine, cosine;
@@ -50,8 +59,11 @@ SURVEY = (
     "R peak, R square, int32 mark",
     """
     const ptrdiff_t times = x.shape()[0], rows = x.shape()[1], heads = x.shape()[2], width = x.shape()[3];
-    const ptrdiff_t c = i % width, h = i / width % heads, r = i / (width * heads) % rows;
-    const ptrdiff_t begin = i / (width * heads * rows) * block;
+    ptrdiff_t own, column, line, r, h, c;
+    tmm_split(i, rows * heads * width, own, column);
+    tmm_split(column, width, line, c);
+    tmm_split(line, heads, r, h);
+    const ptrdiff_t begin = own * block;
     const ptrdiff_t end = begin + block < times ? begin + block : times;
     R most = 0, total = 0;
     int found = -1;
@@ -114,7 +126,9 @@ TURNED = (
     v = tmm_finite(v) ? tmm_power(v, -exponent) : complex<R>(0, 0);
     if (turn) {
         complex<R> t;
-        tmm_turn(t, i / columns, length);
+        ptrdiff_t m, column;
+        tmm_split(i, columns, m, column);
+        tmm_turn(t, m, length);
         v = complex<R>(v.real() * t.real(), v.real() * t.imag());
     }
     y = v;
@@ -128,14 +142,16 @@ FILTERED = (
     "C y",
     """
     typedef typename C::value_type R;
-    const ptrdiff_t c = i % width, line = i / width, h = line % heads, m = line / (heads * rows);
-    const ptrdiff_t column = line % (heads * rows) * width + c;
+    ptrdiff_t line, m, owner, r, h, c;
+    tmm_split(i, width, line, c);
+    tmm_split(line, heads * rows, m, owner);
+    tmm_split(owner, heads, r, h);
     complex<R> total(0, 0);
     for (ptrdiff_t k = 0; k < kernel; ++k) {
         const ptrdiff_t source = c + (adjoint ? kernel - 1 - k : k) - missing;
         if (source < 0 || source >= block) continue;
         const C product = x[line * block + source] * w[(m * heads + h) * kernel + k];
-        total += tmm_power(product, share[column * kernel + k]);
+        total += tmm_power(product, share[(owner * width + c) * kernel + k]);
     }
     y = total;
     """,
@@ -152,7 +168,9 @@ SIGNAL = (
     complex<R> v(y.real() / R(length), y.imag() / R(length));
     if (turn) {
         complex<R> t;
-        tmm_turn(t, i / columns, length);
+        ptrdiff_t m, column;
+        tmm_split(i, columns, m, column);
+        tmm_turn(t, m, length);
         v = complex<R>(v.real() * t.real() + v.imag() * t.imag(), 0);
     }
     complex<R> result = tmm_power(v, exponent);
@@ -172,26 +190,29 @@ SPOIL = (
     "Y y",
     """
     const ptrdiff_t times = x.shape()[0], rows = x.shape()[1], heads = x.shape()[2], width = x.shape()[3];
-    const ptrdiff_t c = i % width, h = i / width % heads, r = i / (width * heads) % rows;
-    const ptrdiff_t t = i / (width * heads * rows), own = t / block, blocks = (times + block - 1) / block;
-    const ptrdiff_t columns = rows * heads * width, step = adjoint ? 1 : -1;
+    const ptrdiff_t columns = rows * heads * width, blocks = (times + block - 1) / block, step = adjoint ? 1 : -1;
+    ptrdiff_t t, column, line, r, h, c, own, rest;
+    tmm_split(i, columns, t, column);
+    tmm_split(column, width, line, c);
+    tmm_split(line, heads, r, h);
+    tmm_split(t, block, own, rest);
     const int none = adjoint ? 1 << 30 : -1;
     ptrdiff_t far = known ? ptrdiff_t(reach[r * times + t]) : adjoint ? times - 1 - t : t;
     bool bad = far >= first[h];
     far = far < lags - 1 ? far : lags - 1;
     for (ptrdiff_t k = 0; k < kernel && !bad; ++k) {
-        const ptrdiff_t s = c + step * k;
+        const ptrdiff_t s = c + step * k, read = column + step * k;
         if (s < 0 || s >= width) break;
-        const ptrdiff_t column = (r * heads + h) * width + s;
-        if (nearest[column] == none) continue;
-        if (marks[own * columns + column] != none) {
-            for (ptrdiff_t u = t; u / block == own && u >= 0 && u < times && step * (u - t) <= far && !bad; u += step) {
+        if (nearest[read] == none) continue;
+        if (marks[own * columns + read] != none) {
+            const ptrdiff_t begin = own * block, end = begin + block < times ? begin + block : times;
+            for (ptrdiff_t u = t; u >= begin && u < end && step * (u - t) <= far && !bad; u += step) {
                 const ptrdiff_t at[4] = {u, r, h, s};
                 bad = !tmm_finite(tmm_read<double>(x[at]));
             }
         }
         for (ptrdiff_t b = own + step; b >= 0 && b < blocks && !bad; b += step) {
-            const int mark = marks[b * columns + column];
+            const int mark = marks[b * columns + read];
             if (mark == none) continue;
             bad = step * (mark - t) <= far;
             break;
