@@ -12,7 +12,16 @@ import pytest
 from conftest import COMPLEX, FLOATS, REQUIRED, _jax, _torch
 
 import tmm_core
-from tmm_core.testing import LAWS, Library, check_dtypes, check_gradients, check_products, check_segments, check_shapes
+from tmm_core.testing import (
+    LAWS,
+    STREAMING_LAWS,
+    Library,
+    check_dtypes,
+    check_gradients,
+    check_products,
+    check_segments,
+    check_shapes,
+)
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of the GPU's memory for itself
 
@@ -100,6 +109,7 @@ CASES = [
         (LAWS, WHOLE),
         ((check_products, check_segments, check_dtypes, check_shapes), SHARED),
         ((check_gradients,), DIFFERENTIABLE),
+        (STREAMING_LAWS, [("cupy", "cupy"), ("torch", "torch")]),
     )
     for name, backend in pairs
     for law in laws
@@ -111,6 +121,8 @@ def test_law(name, backend, law):
     library = library_or_skip(name)
     if backend != "array_api":
         library_or_skip(backend)
+    if law in STREAMING_LAWS:
+        library = dataclasses.replace(library, dtypes=("float32",))
     law(library, backend)
 
 
