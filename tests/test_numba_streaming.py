@@ -170,9 +170,9 @@ def test_the_same_bits_for_any_number_of_threads(heads, kernel, threaded):
 
 
 def test_streams_of_one_plan_in_many_threads_do_not_disturb_each_other():
-    w = normal(0, 1, 1, 200)
-    plan = engine.stream_plan(w, 200)
-    xs = [normal(i, 1 + i % 3, 200, 16 + i) for i in range(1, 9)]
+    w = normal(0, 1, 1, 1000)
+    plan = engine.stream_plan(w, 1000)
+    xs = [normal(i, 1, 1000, 512) for i in range(6)] + [normal(i, 1 + i, 1000, 16 + i) for i in range(2)]
     expected = [stream(w, x) for x in xs]
     together = threading.Barrier(len(xs))
 
@@ -183,3 +183,14 @@ def test_streams_of_one_plan_in_many_threads_do_not_disturb_each_other():
     with ThreadPoolExecutor(len(xs)) as pool:
         for found, right in zip(pool.map(call, xs), expected, strict=True):
             np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.parametrize("n", [0, 1, 100, 10000])
+def test_tapes_are_zeros_at_a_cache_line(n):
+    """Also those in pages of their own, from 4 MiB on."""
+    tape = engine.stream_tape((2, n, 100), np.dtype(np.float32))
+    assert (tape.shape, tape.dtype) == ((2, n, 100), np.float32)
+    assert tape.flags.c_contiguous
+    assert tape.flags.writeable
+    assert tape.ctypes.data % 64 == 0
+    assert not tape.any()
