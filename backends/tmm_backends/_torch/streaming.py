@@ -34,7 +34,9 @@ class TorchStreamState(StreamState):
 
     def turn_to(self, tape: Tensor, origin: int, at: int = 0) -> None:
         """Go on with another tape, and with a clock of its own."""
-        self.clock = torch.zeros(4, dtype=torch.int64, device="cpu")
+        with torch.inference_mode(False):  # both are written to later, which tensors made in that mode forbid
+            self.clock = torch.zeros(4, dtype=torch.int64, device="cpu")
+            tape = tape.clone() if tape.is_inference() else tape
         ticks: Any = self.clock.numpy()
         self.ticks = memoryview(ticks)
         super().turn_to(tape, origin, at)
@@ -44,6 +46,8 @@ class TorchStreamState(StreamState):
     @property
     def at(self) -> int:
         """The entry of the next token."""
+        if torch.compiler.is_compiling():
+            raise RuntimeError("a compiled program does not see the place of a stream: take prompts uncompiled")
         at: int = self.ticks[AT]
         return at
 
@@ -107,7 +111,7 @@ class TorchSteps(Steps):
             y = self._by_definition(tape, origin, at, x, padding)
         else:
             y = self._by_engine(*shared, origin, at, x, x.shape, x.shape)
-        clock[AT] = at + 1
+        clock.numpy()[AT] = at + 1
         return y
 
     def _by_engine(
@@ -150,13 +154,6 @@ class TorchSteps(Steps):
         if x.requires_grad and torch.is_grad_enabled():
             raise ValueError("streaming has no gradients, and x requires one: compile it inside torch.no_grad()")
         return x.detach()
-
-    def prefill(self, state: StreamState, x: Tensor, padding: Tensor | None) -> Tensor:
-        """Return the outputs for the next tokens, computed as they are called: the tape's new length is in no graph."""
-        if torch.compiler.is_compiling():
-            raise RuntimeError("stream_prefill is one product, and changes a stream's length: call it uncompiled")
-        y: Tensor = super().prefill(state, x, padding)
-        return y
 
 
 @torch.library.custom_op("tmm_core::stream_step", mutates_args=("tape", "clock"))
