@@ -185,7 +185,7 @@ def test_streams_of_one_plan_in_many_threads_do_not_disturb_each_other():
             np.testing.assert_array_equal(found, right)
 
 
-@pytest.mark.parametrize("n", [0, 1, 100, 10000])
+@pytest.mark.parametrize("n", [1, 100, 10000])
 def test_tapes_are_zeros_at_a_cache_line(n):
     """Also those in pages of their own, from 4 MiB on."""
     tape = engine.stream_tape((2, n, 100), np.dtype(np.float32))

@@ -196,6 +196,7 @@ class EngineSteps(Steps):
         self.tiles = engine.stream_plan(parts.lags, parts.capacity, leaf=parts.leaf)
         self.leaf = self.tiles.leaf
         self.kind = type(parts.lags)
+        self.empty = parts.lags.__array_namespace__().empty  # itself: that of array_api_compat takes longer
         self.heads = parts.lags.shape[0]
         self.dtype, self.computed = parts.dtype, parts.lags.dtype
         self.advance = engine.stream_step
@@ -215,7 +216,7 @@ class EngineSteps(Steps):
             x = x.astype(self.computed)
         elif not x.flags.c_contiguous:
             x = x.copy()
-        y = self.kind(rows, self.computed)
+        y = self.empty(rows, self.computed)
         self.advance(self.tiles, state.tape, at, x, y)
         if not self.plain:
             self.finished(y.reshape(rows[0], self.heads, rows[1] // self.heads), state.origin + at, state.padding)

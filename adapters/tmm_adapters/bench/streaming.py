@@ -23,8 +23,8 @@ STREAMED = (64, 128, 256, 512, 1024, 8192, 32768)
 """Tokens of a stream."""
 STEPS = 512
 """Steps that a rival takes of a longer stream, evenly spaced: all of 32768 would take a minute each time."""
-TURN = 1024
-"""Shorter streams are repeated, up to so many tokens a turn."""
+TURN = 256
+"""Shorter streams are repeated, up to so many tokens a turn: few enough to stay in the cache, as a history does."""
 
 Floats = NDArray[np.float32]
 
