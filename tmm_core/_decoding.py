@@ -143,6 +143,7 @@ def stream_prefill(
             f"input_ids must be ({state.batch_size}, n) with a token or more, for the stream's batch, and has the "
             f"shape {tuple(getattr(input_ids, 'shape', ()))}: begin with the end-of-text token where there is no prompt"
         )
+    input_ids = lm.as_ids(namespace_of(input_ids), input_ids, "token")
     padding, refused = None, None
     if attention_mask is not None:
         refused = refused_rows(documents_of(input_ids, attention_mask, None))
@@ -210,6 +211,7 @@ def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tupl
             f"tokens must be ({state.batch_size},), one for each row of the stream, and have the shape "
             f"{tuple(getattr(tokens, 'shape', ()))}"
         )
+    tokens = lm.as_ids(namespace_of(tokens), tokens, "token")
     _check_room(plan, state, 1)
     layers = state.layers
 

@@ -99,7 +99,7 @@ def forward(
     """
     check_params(params, config)
     xp = namespace_of(*params.values(), input_ids)
-    input_ids = _as_ids(xp, input_ids, "token")
+    input_ids = as_ids(xp, input_ids, "token")
     documents = _documents(input_ids, attention_mask, segment_ids)
 
     def mix(name: str, x: Array) -> Array:
@@ -164,7 +164,7 @@ def loss(
             "labels and targets are both given: give labels, which are shifted here, or targets as shifted"
         )
     documents = _documents(input_ids, attention_mask, segment_ids)
-    foretold = _shifted(xp, input_ids, labels, documents) if targets is None else _as_ids(xp, targets, "target")
+    foretold = _shifted(xp, input_ids, labels, documents) if targets is None else as_ids(xp, targets, "target")
     if targets is not None and tuple(targets.shape) != tuple(input_ids.shape):
         raise ValueError(
             f"targets must have the shape of input_ids: got {tuple(targets.shape)} and {tuple(input_ids.shape)}"
@@ -225,7 +225,7 @@ def _documents(input_ids: Array, attention_mask: Array | None, segment_ids: Arra
 
 def _shifted(xp: ModuleType, input_ids: Array, labels: Array | None, documents: Array | None) -> Array:
     """Return, (..., n - 1), what each position but the last foretells."""
-    labels = _as_ids(xp, input_ids if labels is None else labels, "label")
+    labels = as_ids(xp, input_ids if labels is None else labels, "label")
     if tuple(labels.shape) != tuple(input_ids.shape) or input_ids.shape[-1] < 2:
         raise ValueError(
             f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
@@ -294,7 +294,7 @@ def _part(params: Params, prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix + "."): p for name, p in params.items() if name.startswith(prefix + ".")}
 
 
-def _as_ids(xp: ModuleType, ids: Array, what: str) -> Array:
+def as_ids(xp: ModuleType, ids: Array, what: str) -> Array:
     """Return integers of any width as the library's own, which hold every vocabulary."""
     if not xp.isdtype(ids.dtype, "integral"):
         raise TypeError(f"expected integers for each {what}, got {ids.dtype}: tokens are whole numbers")
