@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
 from typing import Any
 
 import numpy as np
@@ -212,9 +212,9 @@ def test_a_library_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, ca
     _registry.get_backend.cache_clear()
     assert code == 0
     told = " ".join(out.split())
-    for name in ("torch", "torch+numba", "jax", "jax+numba", "numba"):
-        library = name.split("+")[0]
-        assert re.search(rf"missing: {re.escape(name)}: backend '{library}' needs the library '{library}'", told), out
+    for names, library in (("numba", "numba"), ("torch, torch+numba", "torch"), ("jax, jax+numba", "jax")):
+        assert f"missing: {names}: backend '{library}' needs the library '{library}'" in told, out
+    assert re.search(r"\| gradient for x +\| - +\| - +\|", out)
     assert "pip install 'tmm-core[numba]'" in told
     assert "Numba's engine in float64, was not compared" in told
 
@@ -254,6 +254,34 @@ def test_results_go_through_a_file(tmp_path: Any):
     assert (got["jax"].faults, got["jax+numba"].refusals) == ({"train": "gone"}, {"product": "no"})
 
 
+def test_a_process_computes_what_this_one_does(tmp_path: Any):
+    column, told = Column("numpy", "numpy"), []
+    process = worker.Worker("float64", [column], tmp_path, lambda *done: told.append(done))
+    try:
+        found = process.results()[column]
+    finally:
+        process.stop()
+    assert told == [(column, "float64", topic) for topic in TOPICS]
+    assert not found.faults
+    here = measure(column, "float64", lambda topic: None)
+    assert {key.topic for key in here.arrays} == {"product", "adjoint", "correlate", "stream", "model", "train"}
+    for key, array in here.arrays.items():
+        if key.topic != "train":  # of fewer steps here
+            assert np.array_equal(found.arrays[key], array), key
+
+
+def test_jax_computes_what_the_others_do(monkeypatch: pytest.MonkeyPatch):
+    jax = pytest.importorskip("jax")
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)  # how programs are compiled is for a whole process
+    column, models = Column("jax", "numba"), {"heads": inputs.models()["heads"]}
+    monkeypatch.setattr(measures, "TOPICS", {"model": dataclasses.replace(TOPICS["model"], cases=lambda: models)})
+    measured = measure(column, "float32", lambda topic: None)
+    found = cells({(column, "float32"): measured}, Reference())
+    assert {cell.row: cell.status for cell in found if cell.status != "none"} == dict.fromkeys(
+        ("logits", "all gradients"), "ok"
+    )
+
+
 def test_a_process_that_dies_fails_every_cell(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
     column = Column("jax", "nothing")
     process = worker.Worker("float32", [column], tmp_path, lambda *_: None)
@@ -278,3 +306,18 @@ def test_the_legend_names_the_tolerances():
     assert table.legend(numba=True).count("1e-4 and 1e-9") == 2
     assert TOLERANCES == {"float32": 1e-4, "float64": 1e-9}
     assert "3 models" in table.legend(numba=False)
+
+
+# --- tmm --------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]):
+    assert main([]) == 0
+    assert re.search(r"usage: tmm .*\n    agree +prove that", capsys.readouterr().out, re.DOTALL)
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"tmm-core {version('tmm-core')}\n"

@@ -13,7 +13,6 @@ from jax import Array
 from numpy.typing import NDArray
 
 from tmm_core import lm
-from tmm_core._registry import chosen_backend
 
 from .agree.inputs import ModelCase, Training
 from .agree.sides import Side
@@ -45,11 +44,6 @@ class JaxSide(Side):
         """Return what `jax.vjp` returns."""
         cotangents: tuple[Array, ...] = jax.vjp(function, *inputs)[1](cotangent)
         return cotangents
-
-    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return one program, unless another engine computes, whose own arrays a stream is made of."""
-        compiled: Callable[..., Any] = jax.jit(function)
-        return compiled if chosen_backend() == "jax" else function
 
     def model(self, case: ModelCase, dtype: str) -> dict[str, Numbers]:
         """Return what `apply` and the gradient of `loss` are, computed operation by operation.

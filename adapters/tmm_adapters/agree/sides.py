@@ -5,7 +5,6 @@ JAX's side is `tmm_adapters.jax_agreement`, which is the one that imports it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 import tmm_core
 from tmm_core import lm, streaming
-from tmm_core._exchange import Array, namespace_of
+from tmm_core._exchange import Array
 
 from .by_hand import loss_curve
 from .inputs import ModelCase, Product, Stream, Training
@@ -63,11 +62,14 @@ class Side:
     def stream(self, case: Stream, dtype: str) -> dict[str, Numbers]:
         """Return the outputs of a prompt and of single tokens, (b, n, d)."""
         w, x = self.array(case.product.w, dtype), self.array(case.product.x, dtype)
-        return {"": self.numpy(self.compiled(functools.partial(_streamed, case.prompt))(w, x))}
-
-    def compiled(self, function: Callable[..., Array]) -> Callable[..., Array]:
-        """Return a function as one program, where the library is quicker so."""
-        return function
+        plan = streaming.stream_plan(w, x.shape[1])
+        state = streaming.stream_init(plan, (x.shape[0],), x.shape[2])
+        y, state = streaming.stream_prefill(plan, state, x[:, : case.prompt, :])
+        outputs = [self.numpy(y)]
+        for t in range(case.prompt, x.shape[1]):
+            y, state = streaming.stream_step(plan, state, x[:, t, :])
+            outputs.append(self.numpy(y)[:, None, :])
+        return {"": np.concatenate(outputs, axis=1)}
 
     def model(self, case: ModelCase, dtype: str) -> dict[str, Numbers]:
         """Return `logits`, and by name the gradient of the loss for every parameter that is trained, if there are any.
@@ -84,18 +86,6 @@ class Side:
     def train(self, training: Training, dtype: str) -> dict[str, Numbers]:
         """Return the loss before each step, if the library can be trained with."""
         return {"": loss_curve(training, dtype)}
-
-
-def _streamed(prompt: int, w: Array, x: Array) -> Array:
-    """Return the outputs of a prompt at once and of the other tokens one by one, (b, n, d)."""
-    plan = streaming.stream_plan(w, x.shape[1])
-    state = streaming.stream_init(plan, (x.shape[0],), x.shape[2])
-    y, state = streaming.stream_prefill(plan, state, x[:, :prompt, :])
-    outputs = [y]
-    for t in range(prompt, x.shape[1]):
-        y, state = streaming.stream_step(plan, state, x[:, t, :])
-        outputs.append(y[:, None, :])
-    return namespace_of(x).concat(outputs, axis=1)
 
 
 class ArraySide(Side):

@@ -61,7 +61,10 @@ def _print(found: Sequence[Cell], machine: Mapping[str, str], missing: Mapping[s
     from ..agree.table import failures, legend, table
 
     notes = [f"{name}: {text}" for name, text in machine.items()]
-    notes += [f"missing: {name}: {reason}" for name, reason in missing.items()]
+    notes += [
+        f"missing: {', '.join(name for name in missing if missing[name] == reason)}: {reason}"
+        for reason in dict.fromkeys(missing.values())
+    ]
     print(table(found))
     print("\n" + _filled(legend(numba=any(cell.from_numba is not None for cell in found))) + "\n")
     print("\n".join(map(_filled, notes)))
