@@ -8,7 +8,7 @@ calls. The mathematics of token mixing is `tmm_core.mix_tokens`; everything else
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -26,7 +26,27 @@ from tmm_core._registry import chosen_backend
 from .jax_batches import check_batch, check_params, documents_or_none, targets_of
 from .jax_sharding import beside, by_heads, by_rows, lay
 
-__all__ = ["apply", "block", "from_params", "init", "loss", "mlp", "optimizer", "token_mixing", "train_step"]
+__all__ = [
+    "ContextFullError",
+    "apply",
+    "block",
+    "from_params",
+    "generate",
+    "init",
+    "logits_of",
+    "loss",
+    "mlp",
+    "optimizer",
+    "residual_stream",
+    "stream_copy",
+    "stream_init",
+    "stream_plan",
+    "stream_prefill",
+    "stream_reorder",
+    "stream_step",
+    "token_mixing",
+    "train_step",
+]
 
 Params = Mapping[str, Array]
 Precision = Literal["float32", "bfloat16"]
@@ -46,31 +66,36 @@ class How(NamedTuple):
 PLAIN = How()
 
 
-def token_mixing(p: Params, x: Array, config: TMMConfig, segment_ids: Array | None = None, how: How = PLAIN) -> Array:
+Mix = Callable[[str, Array], Array]
+"""Mixes tokens by the filter of a name, such as `blocks.0.mix.lags`: whole sequences, or the next token of a stream."""
+
+
+def token_mixing(params: Params, i: int, x: Array, config: TMMConfig, mix: Mix, how: How = PLAIN) -> Array:
     """Project into heads, multiply each by its causal Toeplitz matrix, project back."""
-    c = config
-    if c.has_projections:
+    p = _part(params, f"blocks.{i}.mix")
+    if config.has_projections:
         x = _linear(_part(p, "in_proj"), x, how)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
-    x = _mix(p["lags"], x, p.get("bias"), c, segment_ids, how)
-    if c.mix_layers == 2:
-        x = _mix(p["lags2"], jax.nn.silu(x), p.get("bias2"), c, segment_ids, how)
-    return _linear(_part(p, "out_proj"), x, how) if c.has_projections else x
+    x = mix(f"blocks.{i}.mix.lags", x)
+    if config.mix_layers == 2:
+        x = mix(f"blocks.{i}.mix.lags2", jax.nn.silu(x))
+    return _linear(_part(p, "out_proj"), x, how) if config.has_projections else x
 
 
-def mlp(p: Params, x: Array, config: TMMConfig, how: How = PLAIN) -> Array:
+def mlp(params: Params, i: int, x: Array, config: TMMConfig, how: How = PLAIN) -> Array:
     """Mix the channels of each token."""
+    p = _part(params, f"blocks.{i}.mlp")
     x = _linear(_part(p, "up"), x, how)  # (b, n, d) -> (b, n, d_mlp)
     x = jax.nn.silu(x) if config.activation == "silu" else jax.nn.gelu(x, approximate=True)
     return _linear(_part(p, "down"), x, how)  # (b, n, d_mlp) -> (b, n, d)
 
 
-def block(p: Params, x: Array, config: TMMConfig, segment_ids: Array | None = None, how: How = PLAIN) -> Array:
-    """Return the residual stream after one block: channels and tokens, in the order of the configuration."""
+def block(params: Params, i: int, x: Array, config: TMMConfig, mix: Mix, how: How = PLAIN) -> Array:
+    """Return the residual stream after block i: channels and tokens, in the order of the configuration."""
     if config.order == "mlp_first":
-        x = x + mlp(_part(p, "mlp"), _norm(_part(p, "mlp_norm"), x, config), config, how)
-    x = x + token_mixing(_part(p, "mix"), _norm(_part(p, "mix_norm"), x, config), config, segment_ids, how)
+        x = x + mlp(params, i, _norm(_part(params, f"blocks.{i}.mlp_norm"), x, config), config, how)
+    x = x + token_mixing(params, i, _norm(_part(params, f"blocks.{i}.mix_norm"), x, config), config, mix, how)
     if config.order == "mix_first":
-        x = x + mlp(_part(p, "mlp"), _norm(_part(p, "mlp_norm"), x, config), config, how)
+        x = x + mlp(params, i, _norm(_part(params, f"blocks.{i}.mlp_norm"), x, config), config, how)
     return x
 
 
@@ -169,15 +194,26 @@ def apply(
     check_params(params, config)
     batch = check_batch(batch, config, mesh)
     documents = documents_or_none(**batch)  # (b, n)
-    x = by_rows(_embed(params["embed.weight"], batch["input_ids"]), mesh)  # (b, n) -> (b, n, d)
+    x = residual_stream(params, batch["input_ids"], config, _whole(params, config, documents, how), how)
+    logits = logits_of(params, x, config, how)
+    refused = refused_rows(documents)
+    return logits if refused is None else jnp.where(refused[..., None], jnp.nan, logits)
+
+
+def residual_stream(params: Params, input_ids: Array, config: TMMConfig, mix: Mix, how: How = PLAIN) -> Array:
+    """Return what comes out of the last block, (..., d)."""
+    x = by_rows(_embed(params["embed.weight"], input_ids), how.mesh)  # (b, n) -> (b, n, d)
     for i in range(config.n_layers):
-        x = block(_part(params, f"blocks.{i}"), x, config, documents, how)
+        x = block(params, i, x, config, mix, how)
+    return x
+
+
+def logits_of(params: Params, x: Array, config: TMMConfig, how: How = PLAIN) -> Array:
+    """Return the logits, (..., vocab_size), of what comes out of the last block."""
     if config.final_norm:
         x = _norm(_part(params, "final_norm"), x, config)
     unembed = params["embed.weight" if config.tie_embeddings else "unembed.weight"]
-    logits = _linear({"weight": unembed}, x, how)  # (b, n, d) -> (b, n, V)
-    refused = refused_rows(documents)
-    return logits if refused is None else jnp.where(refused[..., None], jnp.nan, logits)
+    return _linear({"weight": unembed}, x, how)  # (..., d) -> (..., V)
 
 
 def loss(
@@ -371,11 +407,18 @@ def _embed(table: Array, ids: Array) -> Array:
     return jnp.take(table, jnp.where(ids < 0, table.shape[0], ids), axis=0, mode="fill", fill_value=jnp.nan)
 
 
-def _mix(lags: Array, x: Array, bias: Array | None, config: TMMConfig, ids: Array | None, how: How) -> Array:
-    """Return the mixed tokens; over a mesh each device mixes its own rows and heads."""
-    mix = functools.partial(mix_tokens, softplus=config.softplus, mean=config.mean, backend=how.backend)
-    y: Array = mix(lags, x, bias, segment_ids=ids) if how.mesh is None else by_heads(mix, lags, x, bias, ids, how.mesh)
-    return y
+def _whole(params: Params, config: TMMConfig, documents: Array | None, how: How) -> Mix:
+    """Return how whole sequences are mixed; over a mesh each device mixes its own rows and heads."""
+    mixed = functools.partial(mix_tokens, softplus=config.softplus, mean=config.mean, backend=how.backend)
+
+    def mix(name: str, x: Array) -> Array:
+        lags, bias = params[name], params.get(lm.bias_of(name))
+        if how.mesh is not None:
+            return by_heads(mixed, lags, x, bias, documents, how.mesh)
+        y: Array = mixed(lags, x, bias, segment_ids=documents)
+        return y
+
+    return mix
 
 
 def _linear(p: Params, x: Array, how: How) -> Array:
@@ -413,3 +456,15 @@ def _at_least_float32(x: Array) -> Array:
 def _part(params: Params, prefix: str) -> dict[str, Array]:
     """Return the parameters under a prefix, by the rest of their names."""
     return {name.removeprefix(prefix + "."): p for name, p in params.items() if name.startswith(prefix + ".")}
+
+
+# Last, since they stream what this module defines.
+from .jax_generation import ContextFullError, generate  # noqa: E402
+from .jax_streaming import (  # noqa: E402
+    stream_copy,
+    stream_init,
+    stream_plan,
+    stream_prefill,
+    stream_reorder,
+    stream_step,
+)

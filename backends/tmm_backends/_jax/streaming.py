@@ -37,10 +37,11 @@ class JaxSteps(Steps):
         if not known:
             y = jnp.where(at >= state.end, jnp.nan, y)
             tape = self.with_any_tile(tape, at + 1)
-        elif size := self.tile_after(int(at) + 1, tape.shape[1]):
-            tape = _add_tile(self, tape, at + 1, size)
+        else:
+            tape = self.tiled(tape, at + 1)
         state.tape, state.at = tape, at + 1
-        return y.reshape(state.shape).astype(self.parts.dtype)
+        result: Array = y.reshape(state.shape).astype(self.parts.dtype)
+        return result
 
     def prefill(self, state: StreamState, x: Array, padding: Array | None) -> Array:
         """Return the outputs for the next tokens; positions may be traced, and the tape keeps its length then."""
@@ -96,6 +97,16 @@ class JaxSteps(Steps):
         gained = lax.dynamic_slice_in_dim(jnp.pad(gained, ((0, 0), (size, 0), (0, 0))), size - (u - begin), size, 1)
         total = lax.dynamic_slice_in_dim(tape, begin, size, 1) + gained
         return lax.dynamic_update_slice_in_dim(tape, total, _after(total, begin), 1)
+
+    def tiled(self, tape: Array, u: Any) -> Array:
+        """Return the tape, donated, after the tile at u, if there is one."""
+        size = self.tile_after(int(u), tape.shape[1])
+        return _add_tile(self, tape, u, size) if size else tape
+
+    def closed(self, tape: Array, window: Array, u: int) -> tuple[Array, Array]:
+        """Return the tape, donated, after a window's leaf, which ends at u, and the window of the leaf that follows."""
+        pair: tuple[Array, Array] = _close(self, tape, window, u, self.tile_after(u, tape.shape[1]))
+        return pair
 
     def with_any_tile(self, tape: Array, u: Any) -> Array:
         """Return the tape after the tile at u, if there is one; u is traced, and the tape may be copied."""
@@ -186,6 +197,16 @@ def _advance(steps: JaxSteps, tape: Array, at: Any, position: Any, padding: Any,
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=1)
 def _add_tile(steps: JaxSteps, tape: Array, u: Any, size: int) -> Array:
     return steps.with_tile(tape, u, size)
+
+
+@functools.partial(jax.jit, static_argnums=4, donate_argnums=1)
+def _close(steps: JaxSteps, tape: Array, window: Array, u: Any, size: int) -> tuple[Array, Array]:
+    u = jnp.asarray(u, "int32")
+    leaf = window.shape[1]
+    tape = lax.dynamic_update_slice_in_dim(tape, window, u - leaf, 1)
+    if size:
+        tape = steps.with_tile(tape, u, size)
+    return tape, lax.dynamic_slice_in_dim(tape, u, leaf, 1)
 
 
 # Trees of arrays -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,309 @@
+"""How the JAX language model continues texts: tokens drawn in a compiled loop over a leaf of times, tiles between.
+
+Lengths are rounded up to powers of two, prompts by padding before them, so that a program serves many lengths.
+"""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from tmm_core import TMMConfig
+from tmm_core._decoding import ended_together
+from tmm_core._tiles import LEAF
+
+from .jax_batches import check_batch, check_params
+from .jax_streaming import DecodingPlan, advanced, prefilled, stream_init, stream_plan
+
+__all__ = ["ContextFullError", "generate"]
+
+LEAST_PROMPT = 16
+"""Shorter prompts are padded to as many tokens."""
+
+
+class ContextFullError(ValueError):
+    """Raised by `generate` when the position bias has no place for another token; `tokens` holds those so far."""
+
+    def __init__(self, message: str, tokens: Array) -> None:
+        """Keep the tokens beside the message."""
+        super().__init__(message)
+        self.tokens = tokens
+
+
+class Sampling(NamedTuple):
+    """What programs are compiled for: whether and how logits are drawn from."""
+
+    greedy: bool
+    top_k: int | None
+    nucleus: bool
+    stop_token: int | None
+
+
+class Going(NamedTuple):
+    """What a loop over tokens hands on."""
+
+    windows: Mapping[str, Array]
+    """By the names of the lags, the current leaf of each tape."""
+    logits: Array
+    """(b, V): of the token to be drawn."""
+    ended: Array
+    """(b,): rows that have ended."""
+    finite: Array
+    """(): whether all logits that counted were."""
+    written: Array
+    """(b, leaf): the tokens of this leaf."""
+
+
+def generate(
+    params: Mapping[str, Array],
+    input_ids: Any,
+    config: TMMConfig,
+    max_new_tokens: int,
+    *,
+    attention_mask: Any = None,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float = 0.95,
+    seed: int = 0,
+    stop_token: int | None = None,
+    on_token: Callable[[Any], None] | None = None,
+    backend: str | None = None,
+) -> Array:
+    """Continue sequences, token by token.
+
+    Parameters
+    ----------
+    params, config, backend
+        As in `apply`.
+    input_ids : array of integers, (b, n) or (n,)
+        Prompts, each of one token or more.
+    max_new_tokens : int
+        At most as many tokens are added.
+    attention_mask : array, of the shape of `input_ids`, optional
+        1 for a token and 0 for padding, before the tokens or after them.
+    temperature : float
+        Divides the logits; 0 takes the likeliest token each time.
+    top_k : int, optional
+        Draw from as many tokens, the likeliest.
+    top_p : float
+        Draw from the fewest tokens that together have this probability.
+    seed : int
+        Of all chance; what a row draws does not depend on the other rows.
+    stop_token : int, optional
+        Ends a row, and fills it from there on; when all rows have ended, generation does.
+    on_token : callable, optional
+        Called at each step with the new token of each row, a NumPy array (b,), or () for `input_ids` of shape (n,);
+        tokens then leave the device one by one.
+
+    Returns
+    -------
+    array of integers, of the shape of `input_ids` with up to `max_new_tokens` more
+        Padding stays where it was; new tokens follow the last column.
+
+    Raises
+    ------
+    ContextFullError
+        If the position bias ends before `max_new_tokens` for a row that has not; it carries all rows' tokens so far.
+    TypeError, ValueError
+        If an option is out of its range, `apply` refuses the prompt, or the model's logits are not finite.
+
+    Notes
+    -----
+    O(g log^2 g) mixing for g tokens, after one product for the prompt. Nothing is compiled for a token: programs are
+    made for prompts and numbers of new tokens rounded up to powers of two.
+
+    Examples
+    --------
+    >>> from tmm_adapters import jax as model
+    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+    >>> generate(model.init(config), jnp.asarray([1, 4]), config, 3, temperature=0).shape
+    (5,)
+    """
+    check_params(params, config)
+    single = getattr(input_ids, "ndim", 0) == 1
+    masked = attention_mask is not None
+    given = {"input_ids": input_ids[None] if single else input_ids}
+    given |= {"attention_mask": attention_mask[None] if single else attention_mask} if masked else {}
+    batch = check_batch(given, config)
+    sampling = _check_sampling(batch["input_ids"], max_new_tokens, config, temperature, top_k, top_p, stop_token)
+    taken = [np.asarray(batch["input_ids"])]
+
+    def whole() -> Array:
+        tokens = jnp.asarray(np.concatenate(taken, axis=1))
+        return tokens[0] if single else tokens
+
+    if max_new_tokens == 0:
+        return whole()
+    tokens, padding = _rounded_prompt(batch["input_ids"], batch.get("attention_mask"))
+    lengths = tokens.shape[1] - np.asarray(padding)
+    limit = config.max_len if config.position_bias and config.n_layers else math.inf
+    if lengths.max() > limit:
+        raise _full(limit, whole())
+    loop = _Loop(params, config, tokens, padding, max_new_tokens, backend)
+    knobs = jnp.asarray([max(temperature, float(jnp.finfo("float32").tiny)), top_p], "float32")
+    done = 0
+    while done < max_new_tokens:
+        # The token after these is drawn from logits at a position that the bias must still have.
+        room = limit - int(lengths[~loop.ended].max()) + 1 - done
+        if room <= 0:
+            raise _full(limit, whole())
+        count = int(min(1 if on_token is not None else loop.leaf, max_new_tokens - done, room))
+        new = loop.run(count, sampling, knobs, jnp.uint32(seed))
+        for column in new.T:
+            if on_token is not None:
+                on_token(column[0] if single else column)
+        taken.append(new)
+        done += new.shape[1]
+        if loop.ended.all():
+            break
+    return whole()
+
+
+class _Loop:
+    """A prompt that has been read, and the stream that goes on from it."""
+
+    def __init__(
+        self, params: Any, config: TMMConfig, tokens: Array, padding: Array, count: int, backend: str | None
+    ) -> None:
+        """Read the prompt; every tape is then of whole leaves."""
+        leaf = LEAF
+        room = leaf << max(0, math.ceil(count / leaf) - 1).bit_length()
+        self.plan = stream_plan(params, config, tokens.shape[1] + room, backend=backend)
+        batch, n = tokens.shape
+        logits, state = prefilled(self.plan, stream_init(self.plan, batch), tokens, padding)
+        self.leaf, self.padding, self.prompt = leaf, padding, n
+        self.tapes = dict(state.tapes)
+        self.done = 0
+        self.ended = np.zeros(batch, bool)
+        windows = {name: tape[:, :leaf] for name, tape in self.tapes.items()}
+        written = jnp.zeros((batch, leaf), tokens.dtype)
+        self.going = Going(windows, logits, jnp.zeros(batch, bool), jnp.asarray(True), written)
+
+    def run(self, count: int, sampling: Sampling, knobs: Array, seed: Array) -> Any:
+        """Return at most `count` new tokens of each row, fewer where a leaf or all rows end."""
+        at = self.done % self.leaf
+        count = min(count, self.leaf - at)
+        end, self.going = _go_on(
+            self.plan, self.going, at, at + count, self.prompt + self.done - at, self.padding, knobs, seed,
+            sampling=sampling,
+        )  # fmt: skip
+        new = np.asarray(self.going.written)[:, at : int(end)]
+        if not bool(self.going.finite):
+            raise ValueError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
+        self.ended = np.asarray(self.going.ended)
+        self.done += new.shape[1]
+        if self.done % self.leaf == 0 and new.shape[1]:
+            self._next_leaf()
+        return new
+
+    def _next_leaf(self) -> None:
+        """Bring the inputs of this leaf into the tapes, with the tiles that are due."""
+        windows = {}
+        for name, layer in self.plan.layers.items():
+            if self.done < self.tapes[name].shape[1]:
+                window = self.going.windows[name]
+                self.tapes[name], windows[name] = layer.closed(self.tapes[name], window, self.done)
+        self.going = self.going._replace(windows=windows or self.going.windows)
+
+
+@functools.partial(jax.jit, static_argnames=("sampling",), donate_argnums=1)
+def _go_on(
+    plan: DecodingPlan, going: Going, at: Any, end: Any, begin: Any, padding: Array, knobs: Array, seed: Array,
+    *, sampling: Sampling,
+) -> tuple[Array, Going]:  # fmt: skip
+    """Draw tokens from entry `at` of a leaf to `end`, or until all rows have ended; the leaf is of time `begin`."""
+    keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(going.ended.shape[0]))
+    fill = sampling.stop_token or 0
+
+    def more(carry: tuple[Array, Going]) -> Any:
+        return (carry[0] < end) & ~jnp.all(carry[1].ended)
+
+    def step(carry: tuple[Array, Going]) -> tuple[Array, Going]:
+        at, going = carry
+        finite = going.finite & jnp.all(going.ended | jnp.isfinite(jnp.max(going.logits, axis=-1)))
+        chance = None if sampling.greedy else _chance(keys, begin + at)
+        tokens = jnp.where(going.ended, fill, _drawn(going.logits, chance, knobs, sampling)).astype(going.written.dtype)
+        ended = going.ended if sampling.stop_token is None else going.ended | (tokens == sampling.stop_token)
+        written = lax.dynamic_update_slice_in_dim(going.written, tokens[:, None], at, 1)
+        logits, windows = advanced(plan, going.windows, at, begin + at, padding, tokens)
+        return at + 1, Going(windows, logits, ended, finite, written)
+
+    last, going = lax.while_loop(more, step, (jnp.asarray(at, "int32"), going))
+    return last, going
+
+
+def _chance(keys: Array, step: Array) -> Array:
+    """Return a number in [0, 1) for each row."""
+    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, step)))(keys)
+
+
+def _drawn(logits: Array, chance: Array | None, knobs: Array, sampling: Sampling) -> Array:
+    """Return a token for each row of logits (b, V), by numbers in [0, 1); the likeliest without."""
+    if chance is None:
+        return jnp.argmax(logits, axis=-1)
+    logits = logits.astype("float32")
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)  # however small the temperature, the likeliest is finite
+    p, ids = jax.nn.softmax(logits / knobs[0], axis=-1), None
+    if sampling.nucleus or sampling.top_k is not None:
+        k = p.shape[1] if sampling.top_k is None else min(sampling.top_k, p.shape[1])
+        p, ids = lax.top_k(p, k)  # (b, k)
+        p = p / jnp.sum(p, axis=-1, keepdims=True)
+        kept = (jnp.cumsum(p, axis=-1) - p < knobs[1]).at[:, 0].set(True)
+        p = jnp.where(kept, p, 0)
+    total = jnp.cumsum(p, axis=-1)
+    # The first whose running sum exceeds the number; one of no probability never is.
+    at = jnp.sum(total <= chance[:, None] * total[:, -1:], axis=-1)
+    at = jnp.minimum(at, jnp.sum(total < total[:, -1:], axis=-1))  # where rounding made the number the whole sum
+    return at if ids is None else jnp.take_along_axis(ids, at[:, None], axis=-1)[:, 0]
+
+
+def _rounded_prompt(tokens: Array, mask: Array | None) -> tuple[Array, Array]:
+    """Return prompts that end together, with padding before them up to a power of two, and each row's padding."""
+    padding = jnp.zeros(tokens.shape[0], "int32")
+    if mask is not None:
+        tokens, moved = ended_together(tokens, mask)
+        padding = padding if moved is None else moved.astype("int32")
+    n = tokens.shape[1]
+    more = max(LEAST_PROMPT, 1 << (n - 1).bit_length()) - n
+    return jnp.pad(tokens, ((0, 0), (more, 0))), padding + more
+
+
+def _check_sampling(
+    tokens: Array,
+    count: int,
+    config: TMMConfig,
+    temperature: float,
+    top_k: int | None,
+    top_p: float,
+    stop_token: int | None,
+) -> Sampling:
+    if tokens.size == 0:
+        raise ValueError(
+            f"input_ids must be sequences with a token or more, (n,) or (b, n), got {tokens.shape}: "
+            "start from the end-of-text token where there is no prompt"
+        )
+    in_range = count >= 0 and temperature >= 0 and 0 < top_p <= 1  # NaN is refused as well
+    if not in_range or (top_k is not None and top_k < 1):
+        raise ValueError(
+            "expected max_new_tokens >= 0, temperature >= 0, top_k >= 1 and 0 < top_p <= 1, got "
+            f"max_new_tokens={count}, {temperature=}, {top_k=} and {top_p=}"
+        )
+    if stop_token is not None and not 0 <= stop_token < config.vocab_size:
+        raise ValueError(f"stop_token {stop_token} is outside the vocabulary of {config.vocab_size} tokens")
+    return Sampling(temperature == 0, top_k, top_p < 1, stop_token)
+
+
+def _full(limit: float, tokens: Array) -> ContextFullError:
+    return ContextFullError(
+        f"the model's position bias ends at max_len={limit} tokens: ask for fewer tokens, shorten the prompt, or train "
+        "with position_bias=False, which runs on",
+        tokens,
+    )
