@@ -17,8 +17,6 @@ from .pace import Clock, Pace, evaluation_steps, learning_rate_factor
 
 __all__ = ["Course", "Decision"]
 
-_TIMED_TOKENS = 8  # of a sample whose cost is measured
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -175,17 +173,20 @@ class Course:
         options, held_out = self._options, self.work.held_out
         at_a_time = options.batch * self.place.batches // self.place.processes
         rows = [held_out[i] for i in range(min(at_a_time, len(held_out)))]
+        written = 0
+
+        def write() -> None:
+            nonlocal written
+            _, written = self._learner.text(options.prompt, SAMPLE_TOKENS)
+
         with self.clock.pause():
             save = _seconds(self.save)
             evaluate, sample = (
                 min(_seconds(function) for _ in range(2))  # the first time may be slow: it allocates, and compiles
-                for function in (
-                    lambda: self._learner.nats(rows),
-                    lambda: self._learner.text(options.prompt, _TIMED_TOKENS),
-                )
+                for function in (lambda: self._learner.nats(rows), write)
             )
         evaluate *= len(held_out) / len(rows) / self.place.processes
-        sample *= SAMPLE_TOKENS / _TIMED_TOKENS
+        sample *= SAMPLE_TOKENS / max(1, written)
         between = min(options.checkpoint_seconds, options.checkpoint_steps * step_seconds)
         saves = 60 * options.minutes / max(between, save)
         return float(options.evaluations * (evaluate + sample) + saves * save)
