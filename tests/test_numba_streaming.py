@@ -118,17 +118,17 @@ def test_a_channel_does_not_disturb_another():
 # Plans and threads ---------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_serves_tapes_of_many_kinds_at_once():
+def test_a_plan_serves_tapes_of_many_shapes_at_once():
     w = normal(0, 2, 1, 100)
     plan = engine.stream_plan(w, 100)
-    xs = [normal(1, 1, 100, 40), normal(2, 3, 100, 6), normal(3, 1, 100, 6, dtype="float64"), normal(4, 0, 100, 6)]
+    xs = [normal(1, 1, 100, 40), normal(2, 3, 100, 6), normal(3, 2, 100, 40), normal(4, 0, 100, 6)]
     tapes, ys = [np.zeros_like(x) for x in xs], [np.empty_like(x) for x in xs]
     for t in range(100):
         for x, tape, y in zip(xs, tapes, ys, strict=True):
             out = np.empty((len(x), x.shape[2]), x.dtype)
             engine.stream_step(plan, tape, t, x[:, t].copy(), out)
             y[:, t] = out
-    for x, y in zip(xs[:3], ys, strict=False):
+    for x, y in zip(xs[:3], ys[:3], strict=True):
         check(y, w, x)
 
 

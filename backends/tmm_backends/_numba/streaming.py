@@ -27,49 +27,51 @@ LARGE = 1 << 20
 
 
 class Streams:
-    """What streams of up to `capacity` tokens need of the filters `w`, `(h, m, k)`."""
+    """What streams of up to `capacity` tokens need of the filters `w`, `(h, m, k)`, in the dtype of their tapes."""
 
     leaf: int
     """Inputs since the last multiple of it are summed directly."""
 
     def __init__(self, w: Array, capacity: int, leaf: int | None) -> None:
-        """Choose the leaf; all else is made when it is needed: it depends on the dtype and the channels of a tape."""
+        """Choose the leaf; all else is made when it is needed, for it depends on the channels of a tape."""
         self.leaf = leaf or (power_from(capacity) if capacity <= SHORT else LEAF)
         self._w = w[..., :capacity]
         # Beyond the last lag a tile of `leaf` inputs is as good as a smaller one: what it adds is zero.
         self._largest = max(self.leaf, power_from(self._w.shape[-1]))
-        self._layouts: dict[tuple[int, Any], _Layout] = {}
-        self._recent: _Layout | None = None
+        self._layouts: dict[int, _Layout] = {}
+        self._recent: tuple[Callable[..., int], Any, Any, Any] = _not_yet, None, None, None
 
     def step(self, tape: Array, at: int, x: Array, y: Array) -> None:
         """Do a step; see `tmm_core._protocols.Streamer`.
 
         Most steps are a single call of 0.5 us, which also tells whether there is more to do.
         """
-        layout = self._recent
-        if layout is None or layout.dtype is not tape.dtype:
-            layout = self._layout(tape)
-        outcome = layout.run(layout.stand_ins, tape, at, x, y, layout.pieces, layout.lags, 0, -1)
+        run, stand_ins, pieces, lags = self._recent
+        outcome = run(stand_ins, tape, at, x, y, pieces, lags, 0, -1)
         if outcome:
             self._finish(outcome, tape, at, x, y)
 
     def _finish(self, outcome: int, tape: Array, at: int, x: Array, y: Array) -> None:
         """Do the rest of a step."""
-        layout, after = self._layout(tape), at + 1
+        layout, after = self._layout(tape.shape[2]), at + 1
         if outcome == steps.ELSEWHERE:
-            outcome = layout.run_by_threads(tape, at, x, y)
+            outcome = layout.step(tape, at, x, y)
+            self._recent = layout.run, layout.stand_ins, layout.pieces, layout.lags
         if outcome > steps.TILE:
             layout.define(tape, at, at % self.leaf, x, y)
         if outcome & steps.TILE:
             layout.tiles.add(tape, after, min(after & -after, self._largest))
 
-    def _layout(self, tape: Array) -> _Layout:
-        d, dtype = tape.shape[2], tape.dtype
-        found = self._layouts.get((d, dtype))
+    def _layout(self, d: int) -> _Layout:
+        found = self._layouts.get(d)
         if found is None:  # threads that come at once may each make one: they are alike
-            found = self._layouts[d, dtype] = _Layout(self._w, d, dtype, self.leaf)
-        self._recent = found
+            found = self._layouts[d] = _Layout(self._w, d, self.leaf)
         return found
+
+
+def _not_yet(*arguments: Any) -> int:
+    """Stand in for a kernel before the first step."""
+    return steps.ELSEWHERE
 
 
 def power_from(n: int) -> int:
@@ -78,15 +80,14 @@ def power_from(n: int) -> int:
 
 
 class _Layout:
-    """The same for tapes of `d` channels of one dtype."""
+    """The same for tapes of `d` channels."""
 
-    def __init__(self, w: Array, d: int, dtype: Any, leaf: int) -> None:
-        arithmetic = ARITHMETIC[dtype.name]
-        self.w, self.d, self.dtype, self.leaf = w, d, dtype, leaf
+    def __init__(self, w: Array, d: int, leaf: int) -> None:
+        arithmetic = ARITHMETIC[w.dtype.name]
+        self.w, self.d, self.leaf = w, d, leaf
         self.stand_ins = (STAND_INS[arithmetic.name],)
         self.tiles = Tiles(w, d, arithmetic)
-        with np.errstate(over="ignore"):
-            lags = w[..., :leaf].astype(dtype, order="C")
+        lags = np.array(w[..., :leaf], order="C")  # not read-only, which would be another type to Numba
         self.kernel: Any = steps.step if w.shape[1] == 1 else steps.step_of_neighbours
         head = leaf, w.shape[-1] - 1, d, LARGE // (d * leaf), 0
         self.pieces, self.lags = np.asarray([head], np.int64), lags
@@ -96,21 +97,21 @@ class _Layout:
 
     def _first(self, stand_ins: Any, tape: Array, at: int, x: Array, *others: Any) -> int:
         """Run for the first time: compile, and then go around the look-up of types, which takes 0.5 us."""
-        arguments = (stand_ins, tape, at, x.copy(), *others)  # not read-only, which would be another type
+        arguments = (stand_ins, tape, at, x.copy(), *others)  # not read-only
         missed: int = self.kernel(*arguments)
         self.run = self.kernel.entry(*arguments)
         return missed
 
-    def run_by_threads(self, tape: Array, at: int, x: Array, y: Array) -> int:
-        """Run the kernel for ranges of rows."""
+    def step(self, tape: Array, at: int, x: Array, y: Array) -> int:
+        """Do a step but for its tile, by threads where it is large; return what is left to do."""
         outcomes: list[int] = []
 
         def work(first: int, last: int) -> None:
             outcomes.append(self.run(self.stand_ins, tape, at, x, y, self.pieces, self.lags, first, last))
 
-        few = len(tape) * self.d * self.leaf < LARGE  # after a tape of other channels
+        few = len(tape) * self.d * self.leaf < LARGE
         share_out(len(tape), lambda: work, threads=1 if few else thread_count())
-        return max(outcomes)
+        return max(outcomes, default=0)
 
     def define(self, tape: Array, at: int, count: int, x: Array, y: Array) -> None:
         """Do by the definition what is not finite, the last `count` inputs being those of the step."""
