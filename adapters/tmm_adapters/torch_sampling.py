@@ -98,11 +98,9 @@ def draw(
         p, ids = p.topk(k) if k < p.shape[1] else p.sort(descending=True)  # (b, k)
         p = p / p.sum(dim=-1, keepdim=True)
         kept = p.cumsum(dim=-1) - p < top_p
-        kept[:, 0] = True
+        kept[:, 0] = True  # also where top_p is zero in float32
         p = torch.where(kept, p, 0)
     total = p.to(uniform.dtype).cumsum(dim=-1)
-    # The first whose running sum exceeds the number; one of no probability never is.
-    whole = total[:, -1:].contiguous()
-    at = torch.searchsorted(total, uniform[:, None] * whole, right=True)
-    at = at.clamp(max=torch.searchsorted(total, whole))  # where rounding made the number the whole sum
+    # The first whose running sum exceeds the number times the whole sum, which is less than the whole, rounded too.
+    at = torch.searchsorted(total, uniform[:, None] * total[:, -1:], right=True)
     return (at if ids is None else ids.gather(1, at))[:, 0]
