@@ -226,29 +226,35 @@ def step_of_neighbours(stand_ins, tape, at, x, y, pieces, lags, first, last):
         last = whole(tape, pieces[0, 2], pieces[0, 3])
         if last < 0:
             return ELSEWHERE
-    heads, kernel = lags.shape[0], lags.shape[1]
-    channels, count = tape.shape[2] // heads, min(at % leaf, most)
-    some, pending = np.empty(channels, tape.dtype), np.empty(channels, tape.dtype)
+    heads, kernel, many = lags.shape
+    lanes, lags, channels, count = width(lags), lags.reshape(-1), tape.shape[2] // heads, min(at % leaf, most)
+    size = channels + -channels % lanes
+    total, some = np.empty(size, tape.dtype), np.empty(size, tape.dtype)
+    window = np.zeros(kernel - 1 + size, tape.dtype)  # a row of a head, zeros before it
+    pending = np.empty(channels, tape.dtype)
     for row in range(first, last):
         for head in range(heads):
             low = head * channels
             for c in range(channels):
                 pending[c] = tape[row, at, low + c]
-                y[row, low + c] = pending[c]
+                total[c] = pending[c]
                 tape[row, at, low + c] = x[row, low + c]
             for begin in range(0, count + 1, RUN):
-                for c in range(channels):
-                    some[c] = 0
+                some[:] = 0
                 for j in range(begin, min(begin + RUN, count + 1)):
-                    for i in range(kernel):
-                        lag, shift = lags[head, i, j], kernel - 1 - i
-                        for c in range(shift, channels):
-                            some[c] += lag * tape[row, at - j, low + c - shift]
+                    for c in range(channels):
+                        window[kernel - 1 + c] = tape[row, at - j, low + c]
+                    for r in range(0, size, lanes):
+                        sums = load(some, r)
+                        for i in range(kernel):
+                            sums = sums + broadcast(lags, (head * kernel + i) * many + j) * load(window, r + i)
+                        store(some, r, sums)
                 for c in range(channels):
-                    y[row, low + c] += some[c]
+                    total[c] += some[c]
             bad = 0
             for c in range(channels):
-                bad += not np.isfinite(y[row, low + c])
+                y[row, low + c] = total[c]
+                bad += not np.isfinite(total[c])
             if bad > 0:
                 missed += 1
                 for c in range(channels):
