@@ -205,6 +205,22 @@ def test_compiled_whole_it_computes_the_same_and_makes_nan_of_what_eager_code_re
     assert torch.allclose(found["logits"][0], model(ids[:1])["logits"][0])
 
 
+def test_functional_transforms_see_through_masks():
+    """Gradients of each example of a padded batch, as `torch.func` makes them."""
+    model, ids, mask = torch_model(HEADS), torch.from_numpy(random_ids(HEADS)), torch.from_numpy(MASK)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(p: dict[str, Tensor], row: Tensor, its_mask: Tensor) -> Tensor:
+        given = {"labels": row[None], "attention_mask": its_mask[None]}
+        return torch.func.functional_call(model, p, (row[None],), given)["loss"]
+
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(params, ids, mask)
+    for row in range(2):
+        model.zero_grad()
+        model(ids[row : row + 1], labels=ids[row : row + 1], attention_mask=mask[row : row + 1])["loss"].backward()
+        assert all(torch.allclose(grads[name][row], p.grad) for name, p in model.named_parameters()), row
+
+
 # --- Hugging Face's Trainer -------------------------------------------------------------------------------------------
 
 

@@ -41,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--top-p", type=float, default=0.95, metavar="X", help="draw from this share of the probability (default: 0.95)"
     )
     parser.add_argument("--top-k", type=int, metavar="N", help="draw from as many tokens, the likeliest (default: all)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws, a text's own (default: 0)")
     parser.set_defaults(run=run)
 
 
