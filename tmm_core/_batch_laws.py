@@ -113,8 +113,8 @@ def check_batched_models(library: Library, backend: str) -> None:
     logits, loss = (library.to_numpy(a) for a in model(params, alone, alone))
     bound = _ROUNDINGS * EPS["float32"] * np.max(np.abs(logits))
     batch = {
-        name: library.asarray(np.stack([row[index] for row in rows]), "int32")
-        for index, name in ((1, "attention_mask"), (2, "segment_ids"))
+        "attention_mask": library.asarray(np.stack([mask for _, mask, _ in rows]), "int32"),
+        "segment_ids": library.asarray(np.stack([ids for _, _, ids in rows]), "int32"),
     }
     before: tuple[Numbers, Numbers] | None = None
     for seed in range(2):

@@ -191,6 +191,6 @@ def _at(xp: ModuleType, table: Array, positions: Array | None, n: int) -> Array:
     if positions is None:
         return xp.matrix_transpose(table[:, :n])[..., None]
     if compat.is_dask_array(table):
-        table = table.rechunk(-1)  # or each chunk of positions would be taken from each chunk of the table
+        table = table.rechunk(-1)  # type: ignore[no-untyped-call]  # or each chunk of positions would be taken from each chunk of the table
     taken = xp.take(table, xp.reshape(positions, (-1,)), axis=1)
     return xp.reshape(xp.matrix_transpose(taken), (*positions.shape, table.shape[0], 1))
