@@ -135,7 +135,7 @@ def numpy_history(w: Floats, x: Floats) -> Step:
     """Return steps that multiply all of the history so far by the lags, in memory made beforehand, in NumPy."""
     heads, n = w.shape
     backwards = np.ascontiguousarray(w[:, ::-1])
-    history = np.ascontiguousarray(x.reshape(n, heads, -1).swapaxes(0, 1))  # (h, n, d/h)
+    history = x.reshape(n, heads, -1).swapaxes(0, 1).copy()  # (h, n, d/h)
     if heads == 1:
         lags, rows = backwards[0], history[0]
 
@@ -163,7 +163,7 @@ def torch_history(w: Floats, x: Floats) -> Step:
     heads, n = w.shape
     weights = torch.from_numpy(w).flip(1)[:, None]  # (h, 1, n)
     tokens = torch.from_numpy(x).reshape(n, heads, -1)
-    history = tokens.transpose(0, 1).contiguous()  # (h, n, d/h)
+    history = tokens.transpose(0, 1).clone(memory_format=torch.contiguous_format)  # (h, n, d/h)
 
     @torch.inference_mode()
     def step(t: int) -> Tensor:
