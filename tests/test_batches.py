@@ -6,6 +6,7 @@ That a row's result does not depend on its batch is a law, checked over all libr
 import dataclasses
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,7 +18,11 @@ from model_variants import VARIANTS, random_ids, random_params
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
+from tmm_adapters.cli import eval as evaluate
+from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_adapters.torch import LanguageModel
+from tmm_adapters.training import session
+from tmm_adapters.training.options import TrainingOptions
 from tmm_core import TMMConfig, lm, mix_tokens
 
 HEADS = VARIANTS["heads"]
@@ -219,6 +224,26 @@ def test_functional_transforms_see_through_masks():
         model.zero_grad()
         model(ids[row : row + 1], labels=ids[row : row + 1], attention_mask=mask[row : row + 1])["loss"].backward()
         assert all(torch.allclose(grads[name][row], p.grad) for name, p in model.named_parameters()), row
+
+
+# --- Training and evaluation ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_training_and_evaluation_isolate_documents_unless_joined(joined: bool, monkeypatch: pytest.MonkeyPatch):
+    tokens = np.tile([256, 1, 2], 40)
+    data = SimpleNamespace(training_tokens=tokens, held_out_tokens=tokens, tokenizer=ByteTokenizer())
+    options = TrainingOptions(join_documents=joined)
+    for samples in session._windows(data, dataclasses.replace(HEADS, vocab_size=257), options):
+        sample = {name: array.reshape(-1) for name, array in samples[0].items()}
+        assert ("segment_ids" in sample) is not joined
+        if not joined:
+            assert (np.diff(sample["segment_ids"]) == (sample["input_ids"][1:] == 256)).all()
+    run = SimpleNamespace(description={"options": options.to_dict()})
+    monkeypatch.setattr("tmm_adapters.training.runs.run_of", lambda folder: run)
+    assert evaluate._end_of_text(Path("model"), ByteTokenizer()) == (None if joined else 256)
+    monkeypatch.setattr("tmm_adapters.training.runs.run_of", lambda folder: None)
+    assert evaluate._end_of_text(Path("model"), ByteTokenizer()) == 256
 
 
 # --- Hugging Face's Trainer -------------------------------------------------------------------------------------------

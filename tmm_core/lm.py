@@ -86,8 +86,8 @@ def forward(
     Notes
     -----
     O(n log n) time and O(n) memory in the length of the sequence. A row's logits do not depend on what it is batched or
-    packed with. Documents cost nothing with Numba's engine and O(log n) times as much mixing with others, so pass no
-    mask where nothing is padded. Source: arXiv 2605.06683.
+    packed with. Documents cost next to nothing with Numba's engine and about four times the mixing with others, so
+    pass no mask where nothing is padded. Source: arXiv 2605.06683.
 
     Examples
     --------

@@ -209,8 +209,8 @@ class LanguageModel(Generation):
 
         Notes
         -----
-        A row's logits do not depend on what it is batched or packed with. Other engines than Numba's take O(log n)
-        times as long to mix with a mask, so pass none where nothing is padded.
+        A row's logits do not depend on what it is batched or packed with. Other engines than Numba's take
+        about four times as long to mix with a mask, so pass none where nothing is padded.
         """
         input_ids = self.checked_ids(input_ids)
         if input_ids.ndim != 2:
