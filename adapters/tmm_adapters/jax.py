@@ -424,7 +424,11 @@ def _whole(params: Params, config: TMMConfig, documents: Array | None, how: How)
 def _linear(p: Params, x: Array, how: How) -> Array:
     """Return `x weight^T + bias` with every bit of the inputs, as Torch does: JAX would use fewer on accelerators."""
     dtype = jnp.bfloat16 if how.precision == "bfloat16" else x.dtype
-    y = jnp.matmul(x.astype(dtype), p["weight"].astype(dtype).T, precision=lax.Precision.HIGHEST)
+    x, weight = x.astype(dtype), p["weight"].astype(dtype)
+    if x.ndim == 2:  # a token of each row: with the weight on the left XLA reads it as it lies, and copies no transpose
+        y = jnp.matmul(weight, x.T, precision=lax.Precision.HIGHEST).T
+    else:
+        y = jnp.matmul(x, weight.T, precision=lax.Precision.HIGHEST)
     return y + p["bias"].astype(dtype) if "bias" in p else y
 
 

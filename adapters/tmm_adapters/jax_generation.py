@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from tmm_core._tiles import LEAF
 from .jax_batches import check_batch, check_params
 from .jax_streaming import DecodingPlan, advanced, prefilled, stream_init, stream_plan
 
-__all__ = ["ContextFullError", "generate"]
+__all__ = ["ContextFullError", "generate", "new_tokens"]
 
 LEAST_PROMPT = 16
 """Shorter prompts are padded to as many tokens."""
@@ -127,44 +127,86 @@ def generate(
     >>> generate(model.init(config), jnp.asarray([1, 4]), config, 3, temperature=0).shape
     (5,)
     """
-    check_params(params, config)
     single = getattr(input_ids, "ndim", 0) == 1
-    masked = attention_mask is not None
-    given = {"input_ids": input_ids[None] if single else input_ids}
-    given |= {"attention_mask": attention_mask[None] if single else attention_mask} if masked else {}
-    batch = check_batch(given, config)
-    sampling = _check_sampling(batch["input_ids"], max_new_tokens, config, temperature, top_k, top_p, stop_token)
-    taken = [np.asarray(batch["input_ids"])]
+    mask = attention_mask[None] if single and attention_mask is not None else attention_mask
+    prompt = input_ids[None] if single else input_ids
+    taken: list[Any] = []
 
     def whole() -> Array:
-        tokens = jnp.asarray(np.concatenate(taken, axis=1))
+        tokens = jnp.concatenate([jnp.asarray(prompt), *taken], axis=1)
         return tokens[0] if single else tokens
 
+    try:
+        for new in new_tokens(
+            params,
+            prompt,
+            config,
+            max_new_tokens,
+            attention_mask=mask,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            stop_token=stop_token,
+            at_a_time=None if on_token is None else 1,
+            backend=backend,
+        ):
+            taken.append(new)
+            if on_token is not None:
+                on_token(new[0, 0] if single else new[:, 0])
+    except ContextFullError as error:
+        error.tokens = whole()
+        raise
+    return whole()
+
+
+def new_tokens(
+    params: Mapping[str, Array],
+    input_ids: Any,
+    config: TMMConfig,
+    max_new_tokens: int,
+    *,
+    attention_mask: Any = None,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float = 0.95,
+    seed: int = 0,
+    stop_token: int | None = None,
+    at_a_time: int | None = None,
+    end_where_full: bool = False,
+    backend: str | None = None,
+) -> Iterator[Any]:
+    """Yield the tokens by which `generate` continues (b, n) `input_ids`, as NumPy arrays (b, m), m of them at a time.
+
+    That many, at most `at_a_time`, are drawn without leaving the device; unless given, as many as are quickest. With
+    `end_where_full` the end of the position bias ends a row, as `stop_token` does, and is no error.
+    """
+    check_params(params, config)
+    given = {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
+    batch = check_batch(given, config)
+    sampling = _check_sampling(batch["input_ids"], max_new_tokens, config, temperature, top_k, top_p, stop_token)
     if max_new_tokens == 0:
-        return whole()
+        return
     tokens, padding = _rounded_prompt(batch["input_ids"], batch.get("attention_mask"))
     lengths = tokens.shape[1] - np.asarray(padding)
     limit = config.max_len if config.position_bias and config.n_layers else math.inf
     if lengths.max() > limit:
-        raise _full(limit, whole())
+        raise _full(limit, batch["input_ids"])
     loop = _Loop(params, config, tokens, padding, max_new_tokens, backend)
     knobs = jnp.asarray([max(temperature, float(jnp.finfo("float32").tiny)), top_p], "float32")
     done = 0
-    while done < max_new_tokens:
+    while done < max_new_tokens and not loop.ended.all():
         # The token after these is drawn from logits at a position that the bias must still have.
         room = limit - int(lengths[~loop.ended].max()) + 1 - done
-        if room <= 0:
-            raise _full(limit, whole())
-        count = int(min(1 if on_token is not None else loop.leaf, max_new_tokens - done, room))
-        new = loop.run(count, sampling, knobs, jnp.uint32(seed))
-        for column in new.T:
-            if on_token is not None:
-                on_token(column[0] if single else column)
-        taken.append(new)
-        done += new.shape[1]
-        if loop.ended.all():
-            break
-    return whole()
+        if room > 0:
+            count = int(min(at_a_time or loop.leaf, max_new_tokens - done, room))
+            new = loop.run(count, sampling, knobs, jnp.uint32(seed))
+            done += new.shape[1]
+            yield new
+        elif end_where_full:
+            loop.end(lengths + done > limit)
+        else:
+            raise _full(limit, batch["input_ids"])
 
 
 class _Loop:
@@ -203,6 +245,11 @@ class _Loop:
         if self.done % self.leaf == 0 and new.shape[1]:
             self._next_leaf()
         return new
+
+    def end(self, rows: Any) -> None:
+        """End rows, (b,) booleans."""
+        self.ended = self.ended | rows
+        self.going = self.going._replace(ended=jnp.asarray(self.ended))
 
     def _next_leaf(self) -> None:
         """Bring the inputs of this leaf into the tapes, with the tiles that are due."""
