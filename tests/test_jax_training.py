@@ -31,7 +31,7 @@ from tmm_adapters.cli import main
 from tmm_adapters.folder import read_tensors, write_tensors
 from tmm_adapters.tokens import TokenWindows
 from tmm_adapters.training import checkpoints, frameworks, jax_place, jax_state
-from tmm_adapters.training.jax_measure import JaxModel, draw
+from tmm_adapters.training.jax_measure import JaxModel
 from tmm_adapters.training.measure import held_out_nats
 from tmm_adapters.training.moments import read_moments
 from tmm_adapters.training.options import TrainingOptions
@@ -418,25 +418,20 @@ def test_batches_that_are_not_full_cost_what_they_are(in_jax: Path) -> None:
     assert together == pytest.approx(sum(one_by_one), rel=1e-5)
 
 
-def test_drawing_keeps_to_the_likeliest() -> None:
-    rng = np.random.default_rng(0)
-    logits = np.log(np.asarray([0.1, 0.6, 0.3], np.float32))
-    assert draw(logits, 0.0, 1.0, rng) == 1
-    assert {draw(logits, 1.0, 0.5, rng) for _ in range(50)} == {1}
-    assert {draw(logits, 1.0, 0.7, rng) for _ in range(50)} == {1, 2}
-    counts = np.bincount([draw(logits, 1.0, 1.0, rng) for _ in range(4000)], minlength=3)
-    np.testing.assert_allclose(counts / 4000, [0.1, 0.6, 0.3], atol=0.03)
-    with pytest.raises(ValueError, match="logits are not finite"):
-        draw(np.asarray([0, np.nan], np.float32), 1.0, 1.0, rng)
-
-
-def test_a_full_context_ends_what_is_written(in_jax: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["generate", str(in_jax), "--framework", "jax", "--prompt", "The", "--tokens", "40", "--temperature", "0"]
-    assert main(command) == 0
-    first = capsys.readouterr()
-    assert "13 tokens in" in first.err, "the last of 16 places foretells a token too"
-    assert main([*command, "--tokens", "5"]) == 0
-    assert first.out.startswith(capsys.readouterr().out.rstrip("\n"))
+@pytest.mark.filterwarnings("default")
+def test_both_frameworks_write_the_same_until_each_context_is_full(
+    in_jax: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.txt").write_text("The\nmixes a\n")
+    command = ["generate", str(in_jax), "--prompts", str(tmp_path / "prompts.txt"), "--tokens", "40"]
+    said = {}
+    for framework in ("jax", "torch"):
+        assert main([*command, "--temperature", "0", "--framework", framework]) == 0
+        said[framework] = capsys.readouterr()
+    assert said["jax"].out == said["torch"].out
+    # The last of 16 places foretells a token too: 16 - 4 + 1 after the first prompt, 16 - 8 + 1 after the second.
+    assert "22 tokens written" in said["jax"].err
+    assert "2 of 2 texts stopped where the model's position bias ends" in said["jax"].err
 
 
 # Without PyTorch, on several devices
