@@ -27,19 +27,21 @@ def table(cells: Sequence[Cell]) -> str:
 def legend(*, numba: bool) -> str:
     """Return what the numbers are; `numba` says whether there was a second reference."""
 
-    def both(tolerances: dict[str, float]) -> str:
-        return " and ".join(f"{tolerances[dtype]:.0e}".replace("e-0", "e-") for dtype in DTYPES)
+    def share(tolerances: dict[str, float]) -> str:
+        single, double = (f"{tolerances[dtype]:.0e}".replace("e-0", "e-") for dtype in DTYPES)
+        return f"{single} ({double} in float64)"
 
     second = (
         "and from Numba's engine in float64, the larger of both"
         if numba
-        else "(a second reference, Numba's engine in float64, was not compared)"
+        else "(Numba's engine in float64, the second reference, was not compared)"
     )
     return (
-        f"The largest difference from NumPy in float64 {second}, where 1 is what is allowed; in {' and '.join(DTYPES)}."
-        f" Allowed is, for products to streaming, the error law; for logits and gradients of {len(models())} models "
-        f"{both(LOGITS)}, and {both(TOLERANCES)}, of the largest entry; for the loss at each of {TRAINING.steps} steps "
-        f"of training {both(TOLERANCES)} of itself. Dashes: a library without gradients."
+        f"Each cell is the largest difference, in {' and in '.join(DTYPES)}, from NumPy in float64 {second}, in units "
+        "of what is allowed: up to 1 is ok. A unit is the error law in the rows from product to streaming; "
+        f"{share(LOGITS)} of the largest logit and {share(TOLERANCES)} of a parameter's largest gradient, for "
+        f"{len(models())} models; and {share(TOLERANCES)} of the loss, at each of {TRAINING.steps} steps of training. "
+        "A dash: no gradients there."
     )
 
 

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     ok = all(cell.status != "FAIL" for cell in found)
     if arguments.json:
-        told = {"ok": ok, "seconds": round(seconds, 1), "machine": machine, "missing": missing}
+        told = {"ok": ok, "seconds": round(seconds, 1), "machine": machine, "missing": missing, "units": _units(found)}
         print(json.dumps({**told, "cells": [cell.as_json() for cell in found]}, indent=1))
     else:
         _print(found, machine, missing, seconds)
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(found: Sequence[Cell], machine: Mapping[str, str], missing: Mapping[str, str], seconds: float) -> None:
-    from ..agree.table import failures, legend, table
+    from ..agree.table import failures, table
 
     notes = [f"{name}: {text}" for name, text in machine.items()]
     notes += [
@@ -66,7 +66,7 @@ def _print(found: Sequence[Cell], machine: Mapping[str, str], missing: Mapping[s
         for reason in dict.fromkeys(missing.values())
     ]
     print(table(found))
-    print("\n" + _filled(legend(numba=any(cell.from_numba is not None for cell in found))) + "\n")
+    print("\n" + _filled(_units(found)) + "\n")
     print("\n".join(map(_filled, notes)))
     for line in failures(found):
         print(line)
@@ -74,6 +74,12 @@ def _print(found: Sequence[Cell], machine: Mapping[str, str], missing: Mapping[s
     failed = sum(cell.status == "FAIL" for cell in counted)
     verdict = f"FAIL: {failed} of {len(counted)} cells" if failed else f"ok: all {len(counted)} cells"
     print(f"{verdict}, in {seconds:.0f} s")
+
+
+def _units(found: Sequence[Cell]) -> str:
+    from ..agree.table import legend
+
+    return legend(numba=any(cell.from_numba is not None for cell in found))
 
 
 def _filled(text: str) -> str:
