@@ -73,11 +73,12 @@ def test_batches_may_be_empty(backend):
 
 
 def test_a_plan_is_a_snapshot_of_the_filters():
-    layer = layers("float32", N)["mean"]
+    layer = layers("float32", N)["kernel"]
     expected, bound = layer.expected()
     w, x, bias = layer.arrays(NUMPY)
-    plan = tmm_core.stream_plan(w, N, bias=bias, softplus=True, mean=True)
-    w[...] = bias[...] = 7
+    plan = tmm_core.stream_plan(w, N, bias=bias)
+    w[...] = 7
+    bias[...] = 7
     y, _ = stream(NUMPY, plan, layer.begin(plan, NUMPY), x, split(N, 3))
     assert np.all(np.abs(y - expected) <= bound)
 
@@ -172,6 +173,19 @@ def test_tensors_that_require_gradients_are_refused_and_parameters_are_copied():
     found = torch.cat([y, torch.stack(outputs)])
     assert not found.requires_grad
     assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_tensors_of_any_strides_are_taken_and_not_kept():
+    w, x = torch.randn(2, N), torch.randn(N, 3, 8)
+    plan = tmm_core.stream_plan(w, N, backend="numba")
+    expected, _ = steps(plan, tmm_core.stream_init(plan, (3,), 8), x.movedim(0, 1))
+    state, wide = tmm_core.stream_init(plan, (3,), 8), torch.zeros(3, 16)
+    for t in range(N):
+        token = (wide[:, ::2], x[t].t().contiguous().t())[t % 2]
+        token[...] = x[t]
+        y, state = tmm_core.stream_step(plan, state, token)
+        token[...] = torch.nan
+        assert torch.equal(y, expected[t])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
