@@ -76,6 +76,13 @@ class TorchSteps(Steps):
         """Return a stream on a tape of its own."""
         return TorchStreamState(plan, self, shape, tape, **place)
 
+    def new_tape(self, rows: tuple[int, int], length: int) -> Tensor:
+        """Return a tape in memory that suits who steps in it."""
+        if self.inner is None or torch.compiler.is_compiling():
+            tape: Tensor = super().new_tape(rows, length)
+            return tape
+        return torch.from_numpy(self.inner.new_tape(rows, length))
+
     def shared(self, tape: Tensor, padding: Tensor | None) -> tuple[EngineSteps, Any, Any] | None:
         """Return who steps in their memory, a tape and a padding as that one sees them; None for the definition."""
         if self.inner is None:
