@@ -139,5 +139,5 @@ def test_help_names_every_topic_and_allocator(capsys: pytest.CaptureFixture[str]
         main(["bench", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert f"{', '.join(TOPICS)} (default: the first three)" in shown
-    assert [topic.usual for topic in TOPICS.values()] == [True] * 3 + [False] * 2
+    assert [topic.usual for topic in TOPICS.values()] == [True] * 3 + [False] * 4
     assert tuple(ALLOCATORS.values()) == process.ALLOCATORS

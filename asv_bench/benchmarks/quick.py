@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tmm_adapters.bench import ALLOCATORS, HISTORIES, QUICK, RIVALS
 
-from . import gradients, importing, memory, product, streaming, training
+from . import decoding, gradients, importing, memory, packing, product, streaming, training
 
 
 class Product(product.Product):
@@ -42,6 +42,20 @@ class StreamingAgainst(streaming.Against):
     """At one length."""
 
     params = ((1024,), (4,), tuple(HISTORIES))
+
+
+class DecodingAgainst(decoding.Against):
+    """At one length, what takes seconds."""
+
+    params = ((512,), ("authors' decode", "no mixing"))
+    pace = QUICK
+
+
+class PackingAgainst(packing.Against):
+    """At one length, of the smaller model."""
+
+    params = ((512,), ("joined, default preset",))
+    pace, tokens_a_step = QUICK, 1024
 
 
 class Import(importing.Import):

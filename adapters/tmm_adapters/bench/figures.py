@@ -47,7 +47,9 @@ def plan(
         topic = TOPICS[name]
         usual = topic.quick_lengths if quick else topic.lengths
         for n, h in product(lengths or usual, topic.heads):
-            rows.append([Task(name, n, h, column, backend, quick) for column in topic.columns])
+            columns = topic.columns_at(n, usual=not (lengths or quick))
+            row = [Task(name, n, h, column, backend, quick) for column in columns]
+            rows += [[task] for task in row] if topic.listed else [row]
     return rows
 
 

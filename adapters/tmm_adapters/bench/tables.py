@@ -21,6 +21,8 @@ def table_row(found: Sequence[Figure]) -> str:
     """Return one line of a table, in Markdown."""
     task = found[0].task
     topic = TOPICS[task.topic]
+    if topic.listed:
+        return _line(topic, [str(task.n), task.column, *_listed(found[0])])
     cells = [str(task.n), str(task.heads)]
     if topic.ours is not None:
         times = [figure.ratio.ours for figure in found if figure.ratio is not None]
@@ -28,13 +30,27 @@ def table_row(found: Sequence[Figure]) -> str:
     return _line(topic, [*cells, *map(_cell, found)])
 
 
+def _listed(figure: Figure) -> list[str]:
+    """Return the ratio, what is ours and what is theirs."""
+    r = figure.ratio
+    if r is None:
+        return ["", _cell(figure) + " MiB" * (figure.bytes is not None), ""]
+    times = [f"{1000 * seconds:.3f} ms" for seconds in (r.ours, r.theirs)]
+    return [_cell(figure), *times]
+
+
 def _head(topic: Topic) -> list[str]:
+    if topic.listed:
+        return ["n", "against", "times as fast", "ours", "theirs"]
     return ["n", "heads", *([] if topic.ours is None else ["ours"]), *topic.columns]
 
 
 def _line(topic: Topic, cells: Sequence[str]) -> str:
     """Return the cells, padded to what a column of the topic holds."""
-    widths = [6, 5, *(max(len(name), 13 if name == "ours" else 20) for name in _head(topic)[2:])]
+    if topic.listed:
+        widths = [6, max(map(len, topic.columns)), 21, 13, 13]
+    else:
+        widths = [6, 5, *(max(len(name), 13 if name == "ours" else 20) for name in _head(topic)[2:])]
     return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
 
 

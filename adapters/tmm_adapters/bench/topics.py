@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from .decoding import DECODED, DECODING, MEASURED, ONLY, Decoding, measure_decoding
 from .measure import HEADS, LENGTHS, Case, compare_gradients, compare_products, product_memory
+from .packing import PACKED, PACKED_MODELS, compare_packing
 from .rivals import HISTORIES, RIVALS
 from .streaming import STREAMED, Stream, compare_streams, slowest_step, stream_memory
 from .training import CONTEXTS, REPLACEMENTS, TRAINING, compare_training
@@ -90,6 +92,15 @@ def _streaming(task: Task) -> Ratio | int | float:
     return compare_streams(case, task.column, task.backend, task.pace)
 
 
+def _decoding(task: Task) -> Ratio | int | float:
+    pace = QUICK if task.quick else DECODING
+    return measure_decoding(Decoding(task.n, task.heads, task.backend, pace), task.column)
+
+
+def _packing(task: Task) -> Ratio:
+    return compare_packing(task.n, task.column, task.backend, QUICK if task.quick else TRAINING, task.tokens)
+
+
 @dataclass(frozen=True)
 class Topic:
     """What is measured, and how its table looks."""
@@ -107,6 +118,14 @@ class Topic:
     """Whether under one allocator only."""
     ours: Callable[[Task, float], str] | None = _milliseconds
     """What the table says of our seconds; None where time is not measured."""
+    only: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Columns that are measured at some of the usual lengths."""
+    listed: bool = False
+    """Whether columns, each with a time of its own, are lines of the table."""
+
+    def columns_at(self, n: int, *, usual: bool) -> list[str]:
+        """Return what is measured at a length, which is one of the usual ones or asked for."""
+        return [name for name in self.columns if not usual or n in self.only.get(name, (n,))]
 
 
 TOPICS = {
@@ -152,6 +171,27 @@ TOPICS = {
         usual=False,
         once=True,
         ours=_microseconds_a_token,
+    ),
+    "decoding": Topic(
+        "decoding (d 512, 4 heads, 10 layers, vocabulary 8000): a token after n others, which only the mixing took",
+        columns=tuple(MEASURED),
+        measure=_decoding,
+        lengths=DECODED,
+        heads=(4,),
+        usual=False,
+        once=True,
+        only=ONLY,
+        listed=True,
+    ),
+    "packing": Topic(
+        "training on packed documents kept apart: how many times as fast as on joined ones",
+        columns=tuple(PACKED_MODELS),
+        measure=_packing,
+        lengths=PACKED,
+        heads=(4,),
+        usual=False,
+        once=True,
+        listed=True,
     ),
 }
 """By name, in the order of the tables."""

@@ -20,16 +20,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "bench",
-        help="measure products, training and streaming here, against what people write today",
+        help="measure products, training, streaming and decoding here, against what people write today",
         description="Measure in float32 how many times as fast as others an engine is. Both sides take turns within "
         "one process; a figure is the median over turns with its quartiles, under the C library's allocator as it is "
-        "and told to keep its pages. Four minutes on two cores, as many for streaming; training takes more than ten.",
+        "and told to keep its pages. Four minutes on two cores, as many for streaming, six for decoding; training "
+        "takes more than ten.",
     )
     parser.add_argument(
         "topics",
         nargs="*",
         metavar="TOPIC",
-        help="product, gradients, memory, training, streaming (default: the first three)",
+        help="product, gradients, memory, training, streaming, decoding, packing (default: the first three)",
     )
     parser.add_argument("--quick", action="store_true", help="one length and fewer turns: half a minute")
     parser.add_argument("--backend", metavar="NAME", help="the engine measured (default: TMM_BACKEND, else numba)")
