@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from training_runs import (
-    CHEAP,
     ONE_THREAD,
     SETTLED,
     fail_second,
@@ -30,7 +29,7 @@ from training_runs import (
 from tmm_adapters.cli import main
 from tmm_adapters.folder import read_tensors, write_tensors
 from tmm_adapters.tokens import TokenWindows
-from tmm_adapters.training import checkpoints, frameworks, jax_place, jax_state
+from tmm_adapters.training import checkpoints, frameworks, jax_place, jax_state, jax_trainer
 from tmm_adapters.training.jax_measure import JaxModel
 from tmm_adapters.training.measure import held_out_nats
 from tmm_adapters.training.moments import read_moments
@@ -313,7 +312,7 @@ def test_without_orbax_the_remedy_is_named(in_jax: Path, monkeypatch: pytest.Mon
 def test_minutes_become_steps(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "minutes"
     signal_at(monkeypatch, batch=40)
-    options = ["--text", str(text), "--out", str(out), "--minutes", "5", *CHEAP, *SMALL]
+    options = ["--text", str(text), "--out", str(out), "--minutes", "5", *SETTLED, *SMALL, "--seed", "3"]
     assert main(["train", "--framework", "jax", *options]) == 130
     run = Run.open(out)
     assert run.description["steps"] > 100
@@ -323,9 +322,18 @@ def test_minutes_become_steps(text: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_divergence_ends_the_run(
-    arguments: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(arguments("jax", tmp_path / "run", "--learning-rate", "1e30", "--warmup", "0", "--clip", "0")) == 2
+    original = jax_trainer.init
+
+    def huge(config: TMMConfig, seed: int) -> dict[str, jax.Array]:
+        return {name: p * 1e30 for name, p in original(config, seed).items()}
+
+    monkeypatch.setattr(jax_trainer, "init", huge)
+    assert main(arguments("jax", tmp_path / "run")) == 2
     assert "training has diverged: the loss is" in capsys.readouterr().err
 
 
@@ -411,11 +419,12 @@ def test_the_framework_is_one_that_is_here(
 def test_batches_that_are_not_full_cost_what_they_are(in_jax: Path) -> None:
     config = TMMConfig.from_dict(Run.open(in_jax).description["config"])
     params = {name: jnp.asarray(p) for name, p in read_tensors(in_jax / "model" / "model.safetensors").items()}
-    windows = TokenWindows(np.arange(90) % 200, config.max_len, end_of_text=7)
-    one_by_one = [held_out_nats(JaxModel(params, config), [window], batch=1) for window in windows]
-    together = held_out_nats(JaxModel(params, config, rows=4), windows, batch=4)
-    assert len(windows) % 4 != 0
-    assert together == pytest.approx(sum(one_by_one), rel=1e-5)
+    windows = TokenWindows(np.arange(100) % 200, config.max_len, end_of_text=7)
+    model = JaxModel(params, config, rows=2)
+    one_by_one = [held_out_nats(model, [window], batch=2) for window in windows]
+    assert len(windows) % 2 == 1
+    assert held_out_nats(model, windows, batch=2) == pytest.approx(sum(one_by_one), rel=1e-5)
+    assert held_out_nats(JaxModel(params, config), windows, batch=1) == pytest.approx(sum(one_by_one), rel=1e-5)
 
 
 @pytest.mark.filterwarnings("default")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -196,17 +197,24 @@ def continuations(
     """
     rows = [prompt_ids(prompt, tokenizer, model.config) for prompt in prompts]
     result = Writing([Written() for _ in rows], sum(map(len, rows)))
+    rooms = [_room(model.config, len(ids)) for ids in rows]
     begin = time.perf_counter()
     steps = model.continued(
-        rows, n_tokens, stop_token=tokenizer.end_of_text, seed=seed, temperature=temperature, top_k=top_k, top_p=top_p
+        rows,
+        int(min(n_tokens, max(rooms))),
+        stop_token=tokenizer.end_of_text,
+        seed=seed,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
     )
     waiting: list[deque[int]] = [deque() for _ in rows]
 
     def tokens_of(row: int) -> Iterator[int]:
         """Yield the tokens of a row; where none waits, let all rows go on."""
-        written, room = result.written[row], _room(model.config, len(rows[row]))
+        written = result.written[row]
         while written.n_tokens < n_tokens:
-            if written.n_tokens == room:
+            if written.n_tokens == rooms[row]:
                 written.ended = "context"
                 return
             if not waiting[row]:
@@ -233,6 +241,6 @@ def continuations(
     return result
 
 
-def _room(config: TMMConfig, n_prompt: int) -> int | None:
+def _room(config: TMMConfig, n_prompt: int) -> float:
     """Return how many tokens can follow a prompt: the last one needs no place of its own."""
-    return config.max_len - n_prompt + 1 if config.position_bias and config.n_layers else None
+    return config.max_len - n_prompt + 1 if config.position_bias and config.n_layers else math.inf
