@@ -39,9 +39,9 @@ from tmm_adapters.training.session import settled
 from tmm_core import TMMConfig
 from tmm_core.lm import frozen_names, parameter_shapes
 
-STEPS = 12
+STEPS = 30
 SMALL = ["--n-layers", "1", "--position-bias", "--precision", "float32"]  # programs that compile quickly
-ALIKE = [*SETTLED, *SMALL, "--steps", str(STEPS), "--log-every", "1", "--seed", "3"]
+ALIKE = [*SETTLED, *SMALL, "--steps", str(STEPS), "--checkpoint-steps", "10", "--log-every", "1", "--seed", "3"]
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +93,10 @@ def test_a_run_leaves_what_it_promises(in_jax: Path) -> None:
     assert run.description["finished"]
     assert run.description["options"]["framework"] == "jax"
     assert run.plot.read_bytes().startswith(b"\x89PNG")
-    assert [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.checkpoints)] == [8, 12]
-    assert sorted(p.name for p in run.lags.iterdir()) == [f"step-{s:08d}.safetensors" for s in (4, 8, 12)]
+    assert [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.checkpoints)] == [20, 30]
+    assert sorted(p.name for p in run.lags.iterdir()) == [f"step-{s:08d}.safetensors" for s in (10, 20, 30)]
     assert run.samples.read_text().count("== ") == 4  # three evaluations and the end
-    assert list(recorded(in_jax, "eval_bits_per_byte")) == [4, 8, 12]
+    assert list(recorded(in_jax, "eval_bits_per_byte")) == [10, 20, 30]
     assert records(in_jax)[-1]["tokens"] == STEPS * 4 * 16
 
 
@@ -105,8 +105,8 @@ def test_losses_between_two_records_are_averaged(
 ) -> None:
     assert main(arguments("jax", tmp_path / "run", "--log-every", "100", "--evaluations", "3")) == 0
     each, averaged = recorded(in_jax, "loss"), recorded(tmp_path / "run", "loss")
-    assert list(averaged) == [1, 4, 8, 12], "the first, and those of evaluations"
-    assert averaged[8] == pytest.approx(np.mean([each[step] for step in (5, 6, 7, 8)]))
+    assert list(averaged) == [1, 10, 20, 30], "the first, and those of evaluations"
+    assert averaged[20] == pytest.approx(np.mean([each[step] for step in range(11, 21)]))
 
 
 @pytest.mark.filterwarnings("default")  # the Trainer's libraries warn as they please
@@ -120,7 +120,7 @@ def test_both_frameworks_train_the_same_run(in_jax: Path, in_torch: Path) -> Non
 
 def test_a_checkpoint_holds_everything_twice_and_alike(in_jax: Path) -> None:
     """The Orbax folder alone is enough for tools of the JAX world."""
-    folder = in_jax / "checkpoints" / "step-00000012"
+    folder = in_jax / "checkpoints" / "step-00000030"
     state = jax_state.read_state(folder / "state.orbax")
     params = read_tensors(folder / "model.safetensors")
     assert state["params"].keys() == params.keys()
@@ -147,7 +147,7 @@ def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(
     assert f"saved after step 6; to go on: tmm train --resume {out}" in capsys.readouterr().out
     assert main(["train", "--resume", str(out)]) == 0
     assert weights(out) == weights(in_jax)
-    ours, whole = (jax_state.read_state(run / "checkpoints/step-00000012/state.orbax") for run in (out, in_jax))
+    ours, whole = (jax_state.read_state(run / "checkpoints/step-00000030/state.orbax") for run in (out, in_jax))
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(one, other)
     for name in ("loss", "grad_norm", "learning_rate", "eval_bits_per_byte"):
@@ -156,7 +156,7 @@ def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(
 
 def test_a_run_that_missed_only_its_end_is_finished(in_jax: Path, tmp_path: Path) -> None:
     run = unfinished(in_jax, tmp_path / "late", step=STEPS)
-    run.forget_after(11)  # the last evaluation too
+    run.forget_after(29)  # the last evaluation too
     assert main(["train", "--resume", str(run.folder)]) == 0
     assert weights(run.folder) == weights(in_jax)
     assert recorded(run.folder, "eval_bits_per_byte") == recorded(in_jax, "eval_bits_per_byte")
@@ -168,16 +168,16 @@ def test_one_framework_goes_on_with_the_run_of_the_other(
     first: str, then: str, in_jax: Path, in_torch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = {"torch": in_torch, "jax": in_jax}[first]
-    run = unfinished(whole, tmp_path / "crossed", step=8)
+    run = unfinished(whole, tmp_path / "crossed", step=20)
     assert main(["train", "--resume", str(run.folder), "--framework", then]) == 0
-    assert f"resuming from {run.checkpoints / 'step-00000008'}" in capsys.readouterr().out
+    assert f"resuming from {run.checkpoints / 'step-00000020'}" in capsys.readouterr().out
     ours, theirs = recorded(run.folder, "loss"), recorded(whole, "loss")
     assert list(ours) == list(range(1, STEPS + 1))
-    # Without AdamW's averages the second step after 8 would differ by 1e-2.
+    # Without AdamW's averages the steps after 20 would be others.
     np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
     bits = recorded(run.folder, "eval_bits_per_byte")
-    assert bits[12] == pytest.approx(recorded(whole, "eval_bits_per_byte")[12], rel=1e-5)
-    assert bits[12] < bits[4]
+    assert bits[30] == pytest.approx(recorded(whole, "eval_bits_per_byte")[30], rel=1e-5)
+    assert bits[30] < bits[10]
     newest = checkpoints.checkpoints(run.checkpoints)[-1]
     config = TMMConfig.from_dict(run.description["config"])
     assert read_moments(newest, config).steps == STEPS
@@ -209,7 +209,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(
     said = capsys.readouterr().err
     assert "No space left on device" in said
     assert f"make room, then tmm train --resume {out}" in said
-    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000004"]
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000010"]
     assert checkpoints.newest_intact(out / "checkpoints")[1] == []
 
 
@@ -246,11 +246,11 @@ def test_what_orbax_cannot_write_is_an_oserror_and_no_thread_stays(tmp_path: Pat
 @pytest.mark.parametrize("name", ["manifest.ocdbt", "_METADATA"])
 def test_damaged_orbax_folders_are_skipped_and_named(in_jax: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(in_jax / "checkpoints", tmp_path / "checkpoints")
-    newest = tmp_path / "checkpoints" / "step-00000012"
+    newest = tmp_path / "checkpoints" / "step-00000030"
     path = newest / "state.orbax" / name
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     found, skipped = checkpoints.newest_intact(tmp_path / "checkpoints")
-    assert found == tmp_path / "checkpoints" / "step-00000008"
+    assert found == tmp_path / "checkpoints" / "step-00000020"
     assert skipped == [f"{newest}: state.orbax/{name} is damaged: its checksum is wrong"]
     path.unlink()
     assert "is missing" in checkpoints.newest_intact(tmp_path / "checkpoints")[1][0]
@@ -258,8 +258,8 @@ def test_damaged_orbax_folders_are_skipped_and_named(in_jax: Path, tmp_path: Pat
 
 def test_orbax_folders_that_hold_something_else_are_refused(in_jax: Path, tmp_path: Path) -> None:
     config = TMMConfig.from_dict(Run.open(in_jax).description["config"])
-    folder = tmp_path / "step-00000012"
-    shutil.copytree(in_jax / "checkpoints" / "step-00000012", folder)
+    folder = tmp_path / "step-00000030"
+    shutil.copytree(in_jax / "checkpoints" / "step-00000030", folder)
     other = TMMConfig.from_dict({**config.to_dict(), "n_layers": 2})
     with pytest.raises(ValueError, match=r"is of another model: blocks\.1\..* does not fit"):
         read_moments(folder, other)
@@ -303,7 +303,7 @@ def test_without_orbax_the_remedy_is_named(in_jax: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
     monkeypatch.delitem(sys.modules, "tmm_adapters.training.jax_state")
     with pytest.raises(LookupError, match=r"needs orbax\.checkpoint: pip install 'tmm-core\[train-jax\]'"):
-        read_moments(in_jax / "checkpoints" / "step-00000012", config)
+        read_moments(in_jax / "checkpoints" / "step-00000030", config)
 
 
 # Options
