@@ -432,3 +432,9 @@ def test_two_processes_train_one_run(text: Path, tmp_path: Path) -> None:
     a, b = (read_tensors(folder / "model" / "model.safetensors") for folder in (out, alone))
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=2e-5, err_msg=name)
+
+
+def test_a_run_that_began_before_documents_were_kept_apart_goes_on_joining_them():
+    values = TrainingOptions().to_dict()
+    assert values.pop("join_documents") is False
+    assert TrainingOptions.from_dict(values).join_documents

@@ -69,10 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
     """Return where documents begin, which the model of a run reads as it did in training: isolated, or joined."""
+    from ..training.options import TrainingOptions
     from ..training.runs import run_of
 
     run = run_of(folder)
-    joined = run is not None and run.description["options"].get("join_documents", False)
+    joined = run is not None and TrainingOptions.from_dict(run.description["options"]).join_documents
     return None if joined else tokenizer.end_of_text
 
 

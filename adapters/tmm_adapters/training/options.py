@@ -92,7 +92,8 @@ class TrainingOptions:
             raise ValueError(
                 f"unknown training options {unknown}: was the run made by a newer version? update tmm-core"
             )
-        return cls(**values)
+        # Runs that began before this option had joined documents.
+        return cls(**{"join_documents": True, **values})
 
     def to_dict(self) -> dict[str, Any]:
         """Return every option as plain data, fit for JSON."""
