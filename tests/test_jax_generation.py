@@ -10,11 +10,13 @@ import pytest
 import torch
 from model_variants import VARIANTS, random_ids, random_params
 
+from conftest import library_or_skip
 from tmm_adapters import jax as model
 from tmm_adapters import jax_generation
 from tmm_adapters.torch import LanguageModel
 from tmm_backends._jax import streaming as steps
 from tmm_core import TMMConfig, lm, streaming
+from tmm_core._streaming_laws import check_padding, check_stream_memory, check_stream_non_finite, check_stream_refusals
 
 ONE = {name: dataclasses.replace(config, n_layers=1) for name, config in VARIANTS.items()}
 FREE = dataclasses.replace(ONE["heads"], position_bias=False)
@@ -112,6 +114,12 @@ def test_steps_compile_nothing_after_the_first_tiles():
         counts.append(steps._advance._cache_size() + steps._add_tile._cache_size())
     assert counts[7] - counts[6] == 1  # the tile of 8, and so on
     assert counts[32] == counts[31] == counts[16] + 1 == counts[15] + 1
+
+
+@pytest.mark.parametrize("law", [check_padding, check_stream_non_finite, check_stream_refusals, check_stream_memory])
+def test_laws_of_streaming(law: Any):
+    """Some of them, in float32: every length and dtype is a program of its own."""
+    law(dataclasses.replace(library_or_skip("jax"), dtypes=("float32",)), "numba")
 
 
 # --- Generation -------------------------------------------------------------------------------------------------------

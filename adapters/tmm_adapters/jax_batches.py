@@ -50,7 +50,7 @@ def documents_or_none(
     """Return the number of each token's document, or None where rows are whole."""
     if attention_mask is None and segment_ids is None:
         return None
-    documents: Array = documents_of(input_ids, attention_mask, segment_ids)
+    documents: Array | None = documents_of(input_ids, attention_mask, segment_ids)
     return documents
 
 

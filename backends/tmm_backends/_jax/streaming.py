@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,17 +44,23 @@ class JaxSteps(Steps):
         return result
 
     def prefill(self, state: StreamState, x: Array, padding: Array | None) -> Array:
-        """Return the outputs for the next tokens; positions may be traced, and the tape keeps its length then."""
-        if not isinstance(state.position, jax.core.Tracer):
-            whole: Array = super().prefill(state, x, padding)
-            return whole
-        n, length = x.shape[-2], state.tape.shape[1]
-        flat = x.reshape(state.rows[0], n, state.rows[1])
-        y, tape = self.resumed(state.tape, state.at, state.position, state.padding, flat)
-        y = jnp.where(state.at + n > state.end, jnp.nan, y).reshape(x.shape).astype(self.parts.dtype)
-        state.end = jnp.minimum(length, state.end - state.at - n)
-        state.tape, state.origin, state.at = tape, state.position + n, jnp.zeros_like(state.at)
-        return y
+        """Return the outputs for the next tokens; where positions are traced, the tape keeps its length."""
+        (rows, d), n, length = state.rows, x.shape[-2], state.tape.shape[1]
+        at, position, flat = state.at, state.position, x.reshape(rows, n, d)
+        if isinstance(position, jax.core.Tracer):
+            y, tape = self.resumed(state.tape, at, position, state.padding, flat)
+            y = jnp.where(at + n > state.end, jnp.nan, y)
+            state.end = cast(int, jnp.minimum(length, state.end - at - n))
+            state.tape, state.origin, state.at = tape, position + n, cast(int, jnp.zeros_like(at))
+        elif position == 0:
+            y, tape = _begin(self, flat, padding, length - n)
+            state.padding = padding
+            state.turn_to(tape, n)
+        else:
+            state.origin, state.at = int(state.origin), int(at)
+            y = super().prefill(state, x, padding)
+        result: Array = y.reshape(x.shape).astype(self.parts.dtype)
+        return result
 
     def tile_after(self, u: int, length: int) -> int:
         """Return the size of the tile that is due after u entries of a tape, 0 for none."""
@@ -197,6 +203,11 @@ def _advance(steps: JaxSteps, tape: Array, at: Any, position: Any, padding: Any,
 @functools.partial(jax.jit, static_argnums=3, donate_argnums=1)
 def _add_tile(steps: JaxSteps, tape: Array, u: Any, size: int) -> Array:
     return steps.with_tile(tape, u, size)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _begin(steps: JaxSteps, x: Array, padding: Any, length: int) -> tuple[Array, Array]:
+    return steps.begun(x, padding, length)
 
 
 @functools.partial(jax.jit, static_argnums=4, donate_argnums=1)
