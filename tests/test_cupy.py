@@ -103,7 +103,7 @@ def test_arrays_on_gpus_are_served_by_the_engine_under_auto(a_gpu, monkeypatch):
 
 def test_arrays_that_are_no_cupys_are_not_its_own():
     assert not ENGINE.owns(np.ones(3))
-    assert _exchange.stream_of(np.ones(3)) is None
+    assert _exchange.cuda_queue_of(np.ones(3)) is None
 
 
 def test_work_is_queued_on_the_stream_of_its_arrays(monkeypatch):
@@ -127,7 +127,7 @@ def test_work_is_queued_on_the_stream_of_its_arrays(monkeypatch):
     monkeypatch.setattr(gpu, "cupy", types.SimpleNamespace(cuda=stand_in, ndarray=np.ndarray))
     array = types.SimpleNamespace(__dlpack_device__=lambda: (2, 3))
     for stream, block in ((None, ()), (0, ("null",)), (99, ("stream", 99))):
-        monkeypatch.setattr(_exchange, "stream_of", lambda array, stream=stream: stream)
+        monkeypatch.setattr(_exchange, "cuda_queue_of", lambda array, stream=stream: stream)
         entered.clear()
         with gpu.queue_of(array):
             assert entered == [("device", 3)] + [block] * bool(block)

@@ -9,7 +9,15 @@ import torch
 import torch._dynamo.testing
 
 import tmm_core
-from tmm_core._streaming_laws import Layer, layers, split, stream
+from tmm_core import _arrays
+from tmm_core._streaming_laws import (
+    Layer,
+    check_stream_non_finite,
+    check_stream_refusals,
+    layers,
+    split,
+    stream,
+)
 from tmm_core._tiles import LEAF, tile_size
 from tmm_core.testing import numpy_library
 
@@ -61,11 +69,19 @@ def test_tokens_of_any_strides_are_taken_and_not_kept(backend):
         assert np.array_equal(y, expected[t])
 
 
+@pytest.mark.parametrize("law", [check_stream_non_finite, check_stream_refusals])
+@pytest.mark.parametrize("backend", ["array_api", "numba"])
+def test_values_are_looked_at_where_a_device_holds_them_too(monkeypatch, backend, law):
+    monkeypatch.setattr(_arrays, "_is_queued", lambda array: True)
+    assert not _arrays.values_known(np.ones(1))
+    law(NUMPY, backend)
+
+
 @pytest.mark.parametrize("backend", ["array_api", "numba"])
 def test_batches_may_be_empty(backend):
     plan = tmm_core.stream_plan(random(2, N), N, bias=random(2, N), mean=True, softplus=True, backend=backend)
     state = tmm_core.stream_init(plan, (0, 2), 4)
-    y, state = tmm_core.stream_prefill(plan, state, random(0, 2, 3, 4))
+    y, state = tmm_core.stream_prefill(plan, state, random(0, 2, 3, 4), padding=np.zeros((0, 2), int))
     assert y.shape == (0, 2, 3, 4)
     y, state = tmm_core.stream_step(plan, state, random(0, 2, 4))
     assert y.shape == (0, 2, 4)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from model_variants import VARIANTS, random_ids, random_params
 
-from tmm_core import _tiles, lm
+from tmm_core import _arrays, _tiles, lm
 
 HEADS = VARIANTS["heads"]
 N = 12
@@ -110,6 +110,18 @@ def test_models_without_position_bias_run_on_and_others_end_with_it(config):
             lm.stream_step(plan, state, ids[:, 0])
 
 
+def test_masks_are_looked_at_where_a_device_holds_them_too(monkeypatch):
+    monkeypatch.setattr(_arrays, "_is_queued", lambda array: True)
+    plan, state = begin(HEADS)
+    ids = random_ids(HEADS)
+    with pytest.raises(ValueError, match="has a hole"):
+        lm.stream_prefill(plan, state, ids[:, :3], np.asarray([[1, 0, 1], [1, 1, 1]]))
+    logits, state = lm.stream_prefill(plan, state, ids[:, :4], np.asarray([[1, 1, 1, 0], [1, 1, 0, 0]]))
+    assert state.position == 3  # nothing is kept of padding that all rows have
+    expected = lm.forward(random_params(HEADS), ids, HEADS)
+    np.testing.assert_allclose(logits, [expected[0, 2], expected[1, 1]], **TIGHT)
+
+
 def test_what_a_stream_cannot_take_is_refused():
     ids = random_ids(HEADS)
     plan, state = begin(HEADS)
@@ -119,7 +131,11 @@ def test_what_a_stream_cannot_take_is_refused():
         (ValueError, r"input_ids must be \(2, n\) with a token", lambda: lm.stream_prefill(plan, state, ids[:, :0])),
         (ValueError, r"input_ids must be \(2, n\)", lambda: lm.stream_prefill(plan, state, ids[:1])),
         (ValueError, r"tokens must be \(2,\)", lambda: lm.stream_step(plan, state, ids[:, :1])),
-        (ValueError, r"tokens must be \(2,\)", lambda: lm.stream_step(plan, state, 3)),
+        (TypeError, "expected an array, got int", lambda: lm.stream_step(plan, state, 3)),
+        (TypeError, "expected an array, got list", lambda: lm.stream_step(plan, state, [1, 2])),
+        (TypeError, "expected an array, got list", lambda: lm.stream_prefill(plan, state, [[1], [2]])),
+        (TypeError, "expected an array, got list", lambda: lm.stream_prefill(plan, state, ids[:, :1], [[1], [1]])),
+        (TypeError, "expected an array, got list", lambda: lm.stream_reorder(state, [0, 1])),
         (ValueError, "another plan", lambda: lm.stream_step(other, state, ids[:, 0])),
         (ValueError, "another plan", lambda: lm.stream_prefill(other, state, ids)),
         (ValueError, "outside the vocabulary", lambda: lm.stream_step(plan, state, ids[:, 0] + 99)),

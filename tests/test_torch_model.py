@@ -128,6 +128,11 @@ def test_foreign_parameters_are_refused():
 # --- What training tools ask for --------------------------------------------------------------------------------------
 
 
+def test_weights_of_linear_maps_decay(config: TMMConfig):
+    linear = {f"{name}.weight" for name, m in model_of(config).named_modules() if isinstance(m, nn.Linear)}
+    assert lm.decayed_names(config) == linear
+
+
 def test_the_modules_are_standard_ones():
     kinds = {name: type(module) for name, module in LanguageModel(HEADS).named_modules()}
     for name in ("mlp.up", "mlp.down", "mix.in_proj", "mix.out_proj"):

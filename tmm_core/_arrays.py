@@ -22,6 +22,7 @@ __all__ = [
     "shift_channels",
     "swap",
     "values_known",
+    "values_within_reach",
 ]
 
 _HALVES = ("float16", "bfloat16")
@@ -64,27 +65,33 @@ def computed_in(*arrays: Array) -> tuple[Any, list[Array]]:
 
 
 def values_known(*arrays: Array | None) -> bool:
-    """Return whether a Python branch may look at the arrays' values: not in code that is being traced or compiled."""
+    """Return whether a Python branch may look at the arrays' values, as often as it wants.
+
+    Not in code that is being traced or compiled, nor where a device queues its work: to look at its values is to wait
+    for it, and what waits cannot be captured in a graph of CUDA.
+    """
+    return values_within_reach(*arrays) and not any(_is_queued(array) for array in arrays)
+
+
+def values_within_reach(*arrays: Array | None) -> bool:
+    """Return whether the arrays have values that rare bookkeeping may look at, though it waits for a device then."""
     torch = sys.modules.get("torch")
     if torch is not None and (torch.compiler.is_compiling() or any(_is_stand_in(torch, array) for array in arrays)):
         return False
-    return not any(array is not None and _is_elsewhere(array) for array in arrays)
+    return not any(array is not None and (is_traced(array) or compat.is_dask_array(array)) for array in arrays)
 
 
-def _is_elsewhere(array: Array) -> bool:
-    """Return whether an array's values are not there to look at: not yet, or, as PyTorch's, on a device."""
-    return is_traced(array) or compat.is_dask_array(array) or compat.is_cupy_array(array)
+def _is_queued(array: Array | None) -> bool:
+    """Return whether an array's values come when its device gets to them."""
+    return compat.is_cupy_array(array) or (compat.is_torch_array(array) and array.device.type != "cpu")
 
 
 def _is_stand_in(torch: Any, array: Array | None) -> bool:
-    """Return whether a tensor stands for values: the compiler's, `torch.func`'s, or a device's.
-
-    To look at a device's values is to wait for it, and what waits cannot be captured in a graph of CUDA.
-    """
+    """Return whether a tensor has no values: the compiler's, `torch.func`'s, or one that is only a shape."""
     if not isinstance(array, torch.Tensor):
         return False
     named = type(array).__name__ in ("FakeTensor", "FunctionalTensor")
-    return named or array.device.type != "cpu" or bool(torch._C._functorch.is_functorch_wrapped_tensor(array))
+    return named or array.device.type == "meta" or bool(torch._C._functorch.is_functorch_wrapped_tensor(array))
 
 
 def device_of(a: Array) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from . import lm
-from ._arrays import device_of, nan_where, values_known
+from ._arrays import device_of, nan_where, values_within_reach
 from ._checks import check_count
 from ._documents import documents_of, refused_rows
 from ._exchange import Array, namespace_of
+from ._refusals import no_room, other_plan
 from .config import TMMConfig
 from .streaming import StreamPlan, StreamState
 from .streaming import stream_copy as copy_layer
@@ -31,10 +32,22 @@ __all__ = [
 
 
 class DecodingPlan:
-    """A model ready to be streamed: its parameters, and a plan for each of its token-mixing layers."""
+    """A model ready to be streamed: its parameters, and a plan for each of its token-mixing layers.
+
+    Made by `lm.stream_plan`, shared by all its streams.
+
+    Attributes
+    ----------
+    params, config
+        The model.
+    capacity : int
+        Tokens that a text can have, its prompt included.
+    layers : dict of StreamPlan
+        By the names of the layers' lags.
+    """
 
     def __init__(self, params: lm.Params, config: TMMConfig, capacity: int, layers: dict[str, StreamPlan]) -> None:
-        """Keep the plans by the names of the layers' lags."""
+        """Keep the model and its layers' plans."""
         self.params = params
         self.config = config
         self.capacity = capacity
@@ -42,15 +55,26 @@ class DecodingPlan:
 
 
 class DecodingState:
-    """One stream of a batch of texts."""
+    """One stream of a batch of texts, begun by `lm.stream_init`; consumed by each prefill and step.
+
+    Attributes
+    ----------
+    plan : DecodingPlan
+        Shared, never copied.
+    batch_size : int
+        Texts that are streamed together.
+    layers : dict of StreamState
+        By the names of the layers' lags.
+    position : int
+        Tokens that have come, padding included.
+    """
 
     def __init__(self, plan: DecodingPlan, batch_size: int, layers: dict[str, StreamState], position: int = 0) -> None:
-        """Keep the layers' streams by the names of their lags."""
+        """Keep the layers' streams."""
         self.plan = plan
         self.batch_size = batch_size
         self.layers = layers
         self.position = position
-        """Tokens that have come, padding included."""
 
 
 def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend: str | None = None) -> DecodingPlan:
@@ -100,7 +124,31 @@ def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend:
 
 
 def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
-    """Begin a stream of `batch_size` texts; see `tmm_core.stream_init`."""
+    """Begin a stream of texts.
+
+    Parameters
+    ----------
+    plan : DecodingPlan
+        The model.
+    batch_size : int
+        Texts that are streamed together.
+
+    Returns
+    -------
+    DecodingState
+        Consumed by each prefill and step, which may change it in place: go on with the state that they return.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `batch_size` is no integer of at least 0.
+    LookupError, ValueError
+        If the plan's backend cannot be had, or cannot serve the parameters.
+
+    Notes
+    -----
+    O(batch_size * capacity * d_model) memory a layer.
+    """
     batch_size = check_count("batch_size", batch_size, 0)
     d, dtype = plan.config.d_model, plan.params["embed.weight"].dtype
     layers = {name: init_layer(layer, (batch_size,), d, dtype=dtype) for name, layer in plan.layers.items()}
@@ -136,17 +184,30 @@ def stream_prefill(
     TypeError, ValueError
         As `forward`; and if the state is another plan's or batch's, the tokens exceed the capacity, or there is
         padding after the first tokens. In traced code a bad mask makes the logits NaN.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+    >>> plan = stream_plan(lm.init_params(config, np.random.default_rng(0)), config, 8)
+    >>> ids, mask = np.asarray([[1, 4, 2], [3, 0, 0]]), np.asarray([[1, 1, 1], [1, 0, 0]])
+    >>> logits, state = stream_prefill(plan, stream_init(plan, 2), ids, mask)
+    >>> logits.shape
+    (2, 5)
     """
-    _check_plan(plan, state)
-    if getattr(input_ids, "ndim", 0) != 2 or input_ids.shape[0] != state.batch_size or input_ids.shape[1] == 0:
+    if state.plan is not plan:
+        raise other_plan()
+    xp = namespace_of(input_ids, attention_mask)
+    if input_ids.ndim != 2 or input_ids.shape[0] != state.batch_size or input_ids.shape[1] == 0:
         raise ValueError(
             f"input_ids must be ({state.batch_size}, n) with a token or more, for the stream's batch, and has the "
-            f"shape {tuple(getattr(input_ids, 'shape', ()))}: begin with the end-of-text token where there is no prompt"
+            f"shape {tuple(input_ids.shape)}: begin with the end-of-text token where there is no prompt"
         )
-    input_ids = lm.as_ids(namespace_of(input_ids), input_ids, "token")
+    input_ids = lm.as_ids(xp, input_ids, "token")
     padding, refused = None, None
     if attention_mask is not None:
-        refused = refused_rows(documents_of(input_ids, attention_mask, None))
+        documents = documents_of(input_ids, attention_mask, None, wait=True)
+        refused = None if values_within_reach(documents) else refused_rows(documents)
         input_ids, padding = ended_together(input_ids, attention_mask)
     _check_room(plan, state, input_ids.shape[1])
     layers = state.layers
@@ -173,7 +234,7 @@ def ended_together(ids: Array, mask: Array) -> tuple[Array, Array | None]:
     source = xp.remainder(times - after[:, None], n)
     moved = xp.reshape(xp.take(xp.reshape(ids, (-1,)), xp.reshape(source + n * rows, (-1,))), (batch, n))
     moved = xp.where(times >= padding[:, None], moved, xp.zeros_like(moved))  # padding may hold no token at all
-    if values_known(padding):
+    if values_within_reach(padding):
         common = int(xp.min(padding)) if batch else 0
         moved, padding = moved[:, common:], padding - common
         if not bool(xp.any(padding > 0)):
@@ -204,14 +265,27 @@ def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tupl
     ------
     TypeError, ValueError
         As `stream_prefill`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+    >>> plan = stream_plan(lm.init_params(config, np.random.default_rng(0)), config, 8)
+    >>> state = stream_init(plan, 1)
+    >>> for token in (1, 4, 2):
+    ...     logits, state = stream_step(plan, state, np.asarray([token]))
+    >>> logits.shape, state.position
+    ((1, 5), 3)
     """
-    _check_plan(plan, state)
-    if tuple(getattr(tokens, "shape", ())) != (state.batch_size,):
+    if state.plan is not plan:
+        raise other_plan()
+    xp = namespace_of(tokens)
+    if tuple(tokens.shape) != (state.batch_size,):
         raise ValueError(
             f"tokens must be ({state.batch_size},), one for each row of the stream, and have the shape "
-            f"{tuple(getattr(tokens, 'shape', ()))}"
+            f"{tuple(tokens.shape)}"
         )
-    tokens = lm.as_ids(namespace_of(tokens), tokens, "token")
+    tokens = lm.as_ids(xp, tokens, "token")
     _check_room(plan, state, 1)
     layers = state.layers
 
@@ -231,22 +305,43 @@ def stream_copy(state: DecodingState) -> DecodingState:
 
 
 def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
-    """Return a stream of the rows `indices`, (other_b,), of this one; see `tmm_core.stream_reorder`."""
-    if getattr(indices, "ndim", 0) != 1:
+    """Return a stream of other rows of this one.
+
+    Parameters
+    ----------
+    state : DecodingState
+        A stream, which stays as it is.
+    indices : array of integers, (other_b,)
+        Rows of the batch, in any order and number.
+
+    Returns
+    -------
+    DecodingState
+        Of `other_b` texts; the plan is shared.
+
+    Raises
+    ------
+    TypeError
+        If indices are no integers of the parameters' library.
+    ValueError
+        If there is no such row, or the shape is another.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+    >>> plan = stream_plan(lm.init_params(config, np.random.default_rng(0)), config, 8)
+    >>> stream_reorder(stream_init(plan, 2), np.asarray([1, 1, 0])).batch_size
+    3
+    """
+    namespace_of(indices)  # refuses what is no array
+    if indices.ndim != 1:
         raise ValueError(f"indices must be (b,), rows of the batch, and have the shape {tuple(indices.shape)}")
     layers = {name: reorder_layer(layer, indices) for name, layer in state.layers.items()}
     return DecodingState(state.plan, int(indices.shape[0]), layers, state.position)
 
 
-def _check_plan(plan: DecodingPlan, state: DecodingState) -> None:
-    if state.plan is not plan:
-        raise ValueError("the state belongs to another plan: expected a state that stream_init made with this one")
-
-
 def _check_room(plan: DecodingPlan, state: DecodingState, count: int) -> None:
     """Refuse more tokens than there is place for, also where no layer would."""
     if state.position + count > plan.capacity:
-        raise ValueError(
-            f"the stream is full: {state.position} tokens have come and {count} would follow, with "
-            f"capacity={plan.capacity}: plan with a larger capacity"
-        )
+        raise no_room(state.position, count, plan.capacity)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
-from ._arrays import values_known
+from ._arrays import values_known, values_within_reach
 from ._compile import one_operation
 from ._exchange import Array, namespace_of
 
-__all__ = ["documents_of", "refused_rows"]
+__all__ = ["IGNORED", "documents_of", "foretold_by", "refused_rows"]
+
+IGNORED = -100
+"""The label of a token that the loss passes over."""
 
 _REFUSED = -1
 
 
-@one_operation
-def documents_of(input_ids: Array, attention_mask: Array | None, segment_ids: Array | None) -> Array:
+def documents_of(
+    input_ids: Array, attention_mask: Array | None, segment_ids: Array | None, *, wait: bool = False
+) -> Array:
     """Return the number of each token's document, (..., n), from 1 on; padding is a document of its own everywhere.
 
     So what keeps documents apart keeps padding out, whatever it holds and however long it is. Rows that eager code
-    refuses are numbered -1 in traced code.
+    refuses are numbered -1 in traced code. None where rows are whole, without mask or ids.
 
     Parameters
     ----------
@@ -28,6 +33,8 @@ def documents_of(input_ids: Array, attention_mask: Array | None, segment_ids: Ar
         1 for a token and 0 for padding, before the tokens or after them.
     segment_ids : array of integers, (..., n), or None
         Non-decreasing numbers of the documents packed into each row; those of padding do not matter.
+    wait : bool
+        Whether to wait for a device, to refuse there, too, what would be numbered -1.
 
     Raises
     ------
@@ -36,6 +43,15 @@ def documents_of(input_ids: Array, attention_mask: Array | None, segment_ids: Ar
     ValueError
         If a shape is not that of `input_ids`, a mask has other values, holes or a row without tokens, or ids go back.
     """
+    if attention_mask is None and segment_ids is None:
+        return None
+    numbers: Array = _numbered(input_ids, attention_mask, segment_ids, wait)
+    return numbers
+
+
+@one_operation
+def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array | None, wait: bool) -> Array:
+    look = values_within_reach if wait else values_known
     xp = namespace_of(input_ids, attention_mask, segment_ids)
     integer = xp.__array_namespace_info__().default_dtypes()["integral"]
     for name, array in (("attention_mask", attention_mask), ("segment_ids", segment_ids)):
@@ -54,11 +70,11 @@ def documents_of(input_ids: Array, attention_mask: Array | None, segment_ids: Ar
     if attention_mask is not None:
         token = attention_mask != 0
         begins = begins | ~(token[..., 1:] & token[..., :-1])
-        wrong = _wrong_mask(xp, attention_mask, token, integer)
+        wrong = _wrong_mask(xp, attention_mask, token, integer, look)
     if segment_ids is not None:
         back = back if attention_mask is None else back & token[..., 1:] & token[..., :-1]
         back = xp.any(back, axis=-1)
-        if values_known(back) and bool(xp.any(back)):
+        if look(back) and bool(xp.any(back)):
             raise ValueError("segment_ids must not decrease along time: number documents in their order in the row")
         wrong = wrong | back
     begins = xp.concat([xp.ones_like(input_ids[..., :1], dtype=xp.bool), begins], axis=-1)
@@ -73,14 +89,27 @@ def refused_rows(documents: Array | None) -> Array | None:
     return documents[..., :1] == _REFUSED
 
 
-def _wrong_mask(xp: ModuleType, mask: Array, token: Array, integer: object) -> Array:
+@one_operation
+def foretold_by(labels: Array, documents: Array | None) -> Array:
+    """Return what each position foretells, (..., n), given the tokens themselves as labels.
+
+    That is the label of the next position, or -100 if there is none, or it is of another document or padding.
+    """
+    xp = namespace_of(labels, documents)
+    following = labels[..., 1:]
+    if documents is not None:
+        following = xp.where(documents[..., 1:] == documents[..., :-1], following, xp.full_like(following, IGNORED))
+    return xp.concat([following, xp.full_like(labels[..., :1], IGNORED)], axis=-1)
+
+
+def _wrong_mask(xp: ModuleType, mask: Array, token: Array, integer: object, look: Callable[[Array], bool]) -> Array:
     """Return, of shape (...,), which rows have a mask that means nothing; where values are known, say what is wrong."""
     first = token[..., :1]
     starts = xp.concat([first, token[..., 1:] & ~token[..., :-1]], axis=-1)
     runs = xp.sum(xp.astype(starts, integer), axis=-1)
     other = xp.any(token & (mask != 1), axis=-1)
     empty = (runs == 0) & (mask.shape[-1] > 0)
-    if values_known(mask):
+    if look(mask):
         if bool(xp.any(other)):
             raise ValueError("attention_mask must hold 1 for tokens and 0 for padding, and has other values")
         if bool(xp.any(empty)):

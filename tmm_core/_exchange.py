@@ -9,7 +9,7 @@ from typing import Any
 
 import array_api_compat as compat
 
-__all__ = ["Array", "device_kind", "dtype_name", "library_of", "namespace_of", "share", "share_like", "stream_of"]
+__all__ = ["Array", "cuda_queue_of", "device_kind", "dtype_name", "library_of", "namespace_of", "share", "share_like"]
 
 Array = Any
 """An array of any library; its class says which."""
@@ -69,11 +69,11 @@ def is_traced(array: Array) -> bool:
     return any(base.__name__ == "Tracer" for base in type(array).__mro__)
 
 
-def stream_of(array: Array) -> int | None:
-    """Return the CUDA stream on which the library of `array` queues its work now, or None where it tells nobody."""
+def cuda_queue_of(array: Array) -> int | None:
+    """Return the queue, a stream of CUDA, of the work of `array`'s library now, or None where it tells nobody."""
     if compat.is_torch_array(array) and array.is_cuda:
-        stream: int = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
-        return stream
+        queue: int = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
+        return queue
     if compat.is_cupy_array(array):
         return int(sys.modules["cupy"].cuda.get_current_stream(array.device.id).ptr)
     return None

@@ -12,7 +12,7 @@ from .config import TMMConfig
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["check_params", "flops_per_token", "frozen_names", "init_params", "parameter_shapes"]
+__all__ = ["check_params", "decayed_names", "flops_per_token", "frozen_names", "init_params", "parameter_shapes"]
 
 _TOGETHER = "do both belong together?"
 
@@ -60,6 +60,18 @@ def frozen_names(config: TMMConfig) -> frozenset[str]:
         "projections": tuple(f".mix.{p}_proj.{part}" for p in ("in", "out") for part in ("weight", "bias")),
     }[config.frozen]
     return frozenset(name for name in parameter_shapes(config) if name.endswith(endings or "\0"))
+
+
+def decayed_names(config: TMMConfig) -> frozenset[str]:
+    """Return the names of the parameters that weight decay draws to zero: the weights of linear maps.
+
+    Not lags, biases or norms, nor the embedding, whose rare tokens would fade.
+
+    >>> sorted(decayed_names(TMMConfig(n_layers=1, projections=False)))
+    ['blocks.0.mlp.down.weight', 'blocks.0.mlp.up.weight', 'unembed.weight']
+    """
+    shapes = parameter_shapes(config)
+    return frozenset(name for name, shape in shapes.items() if len(shape) == 2 and not _is_table(name))
 
 
 def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
@@ -181,7 +193,7 @@ def flops_per_token(config: TMMConfig) -> int:
     each channel.
     """
     shapes = parameter_shapes(config)
-    linear = sum(math.prod(s) for name, s in shapes.items() if len(s) == 2 and not _is_table(name))
+    linear = sum(math.prod(shapes[name]) for name in decayed_names(config))
     linear += config.vocab_size * config.d_model if config.tie_embeddings else 0
     product = 10 * math.log2(config.max_len) + 8 * config.kernel_size + 8
     mixing = config.n_layers * config.mix_layers * config.d_model * product

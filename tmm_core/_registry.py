@@ -228,6 +228,8 @@ def chosen_backend(backend: str | None = None) -> str:
 
 def choose_streamer(name: str, library: str, request: Request) -> Engine | None:
     """Return the engine that streams arrays of a library, None where the definition does."""
+    if library == "dask":  # its arrays have no memory yet that an engine could step in
+        return None
     if name != "auto":
         engine = choose_engine(name, library, request)
         return engine if isinstance(engine, Streamer) else None

@@ -67,7 +67,7 @@ class StreamPlan:
         parts = Parts(lags, sums, bias, self.capacity, self._leaf, self.backend, dtype)
         library = library_of(sample)
         request = Request("stream", dtype_name(computed), device_kind(sample), False, False)
-        engine = None if library == "dask" else _registry.choose_streamer(self.backend, library, request)
+        engine = _registry.choose_streamer(self.backend, library, request)
         bridge = _registry.bridge_of(library)
         if isinstance(bridge, StreamBridge):
             steps: Steps = bridge.stream_steps(engine, parts)

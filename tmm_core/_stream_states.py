@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ._arrays import values_known
+from ._arrays import values_within_reach
 from ._exchange import Array, namespace_of
 
 if TYPE_CHECKING:
@@ -69,4 +69,6 @@ class StreamState:
 
 def least_of(padding: Array | None) -> int:
     """Return how much longer than the position bias a stream may be: 0 where that cannot be known."""
-    return int(namespace_of(padding).min(padding)) if padding is not None and values_known(padding) else 0
+    if padding is None or padding.shape[0] == 0 or not values_within_reach(padding):
+        return 0
+    return int(namespace_of(padding).min(padding))

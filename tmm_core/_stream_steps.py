@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import array_api_compat as compat
 
 from . import _tiles
-from ._arrays import device_of, nan_where, values_known
+from ._arrays import device_of, nan_where, values_within_reach
 from ._checks import together
 from ._exchange import Array, dtype_name, namespace_of, share_like
 from ._maths import quiet
+from ._refusals import no_room
 from ._stream_states import StreamState
 from .toeplitz import causal_toeplitz_matmul
 
-__all__ = ["EngineSteps", "ForeignSteps", "Parts", "Steps", "detached", "inference"]
+__all__ = ["EngineSteps", "ForeignSteps", "Parts", "Steps", "detached"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Steps:
         self.leaf = parts.leaf or _tiles.LEAF
         self.product = functools.partial(causal_toeplitz_matmul, backend=parts.backend)
         self.xp: ModuleType = namespace_of(parts.lags)
-        self.spoiled = values_known(parts.lags) and bool(self.xp.any(self.xp.isnan(parts.lags)))
+        self.spoiled = values_within_reach(parts.lags) and bool(self.xp.any(self.xp.isnan(parts.lags)))
         self.plain = parts.sums is None and parts.bias is None
         self.half = parts.lags.dtype != parts.dtype
 
@@ -91,7 +91,7 @@ class Steps:
         if padding is not None:
             y = xp.where(_after(padding, n)[..., None], y, xp.zeros_like(y))
             state.padding = padding
-            if not values_known(padding):
+            if not values_within_reach(padding):
                 wrong = ((padding < 0) | (padding >= n))[:, None, None]
                 y, later = nan_where(wrong, y), nan_where(wrong, later)
         state.turn_to(later, begin + n)
@@ -156,19 +156,13 @@ class Steps:
         """Return the input of a token, which must be the state's and have a place in it."""
         x = self.received(x, state.shape)
         if state.at >= state.end:
-            self.refuse(state.position, 1, full=state.at >= state.tape.shape[1])
+            raise self.no_room(state.position, 1)
         return x
 
-    def refuse(self, position: int, count: int, *, full: bool) -> NoReturn:
-        """Say why a stream cannot take `count` more tokens."""
-        came = f"{position} tokens have come and {count} would follow"
-        capacity, bias = self.parts.capacity, self.parts.bias
-        if full or bias is None:
-            raise ValueError(f"the stream is full: {came}, with {capacity=}: plan with a larger capacity")
-        raise ValueError(
-            f"the position bias ends at max_len={bias.shape[0]}, and {came}: end the stream there, "
-            "or use a model without position bias (position_bias=False), which runs on"
-        )
+    def no_room(self, position: int, count: int) -> ValueError:
+        """Return why a stream cannot take `count` more tokens."""
+        bias = self.parts.bias
+        return no_room(position, count, self.parts.capacity, None if bias is None else int(bias.shape[0]))
 
     def received(self, x: Array, shape: tuple[int, ...]) -> Array:
         """Return an input checked for its library, dtype and shape."""
@@ -183,7 +177,8 @@ class Steps:
                 f"x must have the shape {shape} of the stream's batch and channels, and has {tuple(x.shape)}: "
                 "a stream serves the batch that it was made for"
             )
-        return inference(x)
+        checked: Array = x
+        return checked
 
 
 class EngineSteps(Steps):
@@ -267,14 +262,3 @@ def _after(padding: Array, n: int) -> Array:
 def detached(a: Array) -> Array:
     """Return an array that no gradients are kept for."""
     return a.detach() if compat.is_torch_array(a) else a
-
-
-def inference(x: Array) -> Array:
-    """Return an array that no gradients are kept for, since tapes are written over; refuse it where they would be."""
-    if not compat.is_torch_array(x) or not x.requires_grad:
-        return x
-    if sys.modules["torch"].is_grad_enabled():
-        raise ValueError(
-            "streaming has no gradients, and x requires one: call it inside torch.no_grad(), or pass x.detach()"
-        )
-    return detached(x)

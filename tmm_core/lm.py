@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 
 from ._arrays import nan_where, result_dtype_name, values_known
-from ._documents import documents_of, refused_rows
+from ._documents import IGNORED, documents_of, foretold_by, refused_rows
 from ._exchange import Array, namespace_of
-from ._parameters import check_params, flops_per_token, frozen_names, init_params, parameter_shapes
+from ._parameters import check_params, decayed_names, flops_per_token, frozen_names, init_params, parameter_shapes
 from .config import TMMConfig
 from .mixing import float32_at_least, mix_tokens
 
 __all__ = [
     "IGNORED",
     "check_params",
+    "decayed_names",
     "flops_per_token",
     "forward",
     "frozen_names",
@@ -33,9 +34,6 @@ __all__ = [
     "stream_reorder",
     "stream_step",
 ]
-
-IGNORED = -100
-"""The label of a token that the loss passes over."""
 
 Params = Mapping[str, Array]
 # The machine epsilon by name, for NumPy does not know that of bfloat16.
@@ -100,7 +98,7 @@ def forward(
     check_params(params, config)
     xp = namespace_of(*params.values(), input_ids)
     input_ids = as_ids(xp, input_ids, "token")
-    documents = _documents(input_ids, attention_mask, segment_ids)
+    documents = documents_of(input_ids, attention_mask, segment_ids)
 
     def mix(name: str, x: Array) -> Array:
         bias = params.get(bias_of(name))
@@ -163,14 +161,14 @@ def loss(
         raise ValueError(
             "labels and targets are both given: give labels, which are shifted here, or targets as shifted"
         )
-    documents = _documents(input_ids, attention_mask, segment_ids)
+    documents = documents_of(input_ids, attention_mask, segment_ids)
     foretold = _shifted(xp, input_ids, labels, documents) if targets is None else as_ids(xp, targets, "target")
-    if targets is not None and tuple(targets.shape) != tuple(input_ids.shape):
+    if tuple(foretold.shape) != tuple(input_ids.shape):
         raise ValueError(
-            f"targets must have the shape of input_ids: got {tuple(targets.shape)} and {tuple(input_ids.shape)}"
+            f"targets must have the shape of input_ids: got {tuple(foretold.shape)} and {tuple(input_ids.shape)}"
         )
     logits = forward(params, input_ids, config, attention_mask=attention_mask, segment_ids=segment_ids, backend=backend)
-    logits = float32_at_least(xp, logits[..., : foretold.shape[-1], :])
+    logits = float32_at_least(xp, logits)
     counts = foretold != IGNORED
     known = _in_vocabulary(xp, xp.where(counts, foretold, xp.zeros_like(foretold)), config.vocab_size, "label")
     top = xp.max(logits, axis=-1, keepdims=True)
@@ -217,24 +215,16 @@ def bias_of(name: str) -> str:
     return name.replace(".mix.lags", ".mix.bias")
 
 
-def _documents(input_ids: Array, attention_mask: Array | None, segment_ids: Array | None) -> Array | None:
-    if attention_mask is None and segment_ids is None:
-        return None
-    return documents_of(input_ids, attention_mask, segment_ids)
-
-
 def _shifted(xp: ModuleType, input_ids: Array, labels: Array | None, documents: Array | None) -> Array:
-    """Return, (..., n - 1), what each position but the last foretells."""
+    """Return what each position foretells, (..., n), refused where there is no such position."""
     labels = as_ids(xp, input_ids if labels is None else labels, "label")
     if tuple(labels.shape) != tuple(input_ids.shape) or input_ids.shape[-1] < 2:
         raise ValueError(
             f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
             f"and {tuple(input_ids.shape)}"
         )
-    following = labels[..., 1:]
-    if documents is None:
-        return following
-    return xp.where(documents[..., 1:] == documents[..., :-1], following, xp.full_like(following, IGNORED))
+    foretold: Array = foretold_by(labels, documents)
+    return foretold
 
 
 def _embed(xp: ModuleType, table: Array, ids: Array) -> Array:

@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from . import _registry
-from ._arrays import device_of, is_real, result_dtype_name, values_known
+from ._arrays import device_of, is_real, result_dtype_name, values_within_reach
 from ._checks import check_count, check_filter, check_heads, together
 from ._exchange import Array, is_traced, namespace_of
+from ._refusals import other_plan
 from ._stream_plans import StreamPlan
 from ._stream_states import StreamState, least_of
 from ._stream_steps import detached
@@ -201,8 +202,19 @@ def stream_prefill(
     Notes
     -----
     O(n log n) for a first prompt, O(n log^2 n) for a later one, where n = p + the capacity left.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> plan = stream_plan(np.asarray([1.0, 10.0]), 8)
+    >>> x, padding = np.ones((2, 3, 1)), np.asarray([0, 2])
+    >>> y, state = stream_prefill(plan, stream_init(plan, (2,), 1), x, padding=padding)
+    >>> y[..., 0]
+    array([[ 1., 11., 11.],
+           [ 0.,  0.,  1.]])
     """
-    _check_plan(plan, state)
+    if state.plan is not plan:
+        raise other_plan()
     batch, d = state.shape[:-1], state.shape[-1]
     n = x.shape[-2] if getattr(x, "ndim", 0) >= 2 else 0
     x = state.steps.received(x, (*batch, n, d))
@@ -211,13 +223,8 @@ def stream_prefill(
     if padding is not None:
         padding = _check_padding(state, x, padding)
     if not is_traced(state.position) and state.at + n > min(state.end + least_of(padding), state.tape.shape[1]):
-        state.steps.refuse(state.position, n, full=state.at + n > state.tape.shape[1])
+        raise state.steps.no_room(state.position, n)
     return state.steps.prefill(state, x, padding), state
-
-
-def _check_plan(plan: StreamPlan, state: StreamState) -> None:
-    if state.plan is not plan:
-        raise ValueError("the state belongs to another plan: expected a state that stream_init made with this one")
 
 
 def _check_padding(state: StreamState, x: Array, padding: Array) -> Array:
@@ -228,10 +235,15 @@ def _check_padding(state: StreamState, x: Array, padding: Array) -> Array:
         raise TypeError(f"padding must be integers, tokens before each row's first one, not {padding.dtype}")
     if tuple(padding.shape) != state.shape[:-1]:
         raise ValueError(f"padding must have the batch's shape {state.shape[:-1]}, and has {tuple(padding.shape)}")
+    if is_traced(state.position):
+        raise ValueError(
+            "padding comes before a stream's first token, and whether one has come is not known in traced code: "
+            "take padded prompts outside of it, or begin the stream inside"
+        )
     if state.position > 0:
         raise ValueError(f"padding comes before a stream's first token, and {state.position} have come: pass none")
     padding = xp.reshape(padding, (-1,))
-    if values_known(padding) and not bool(xp.all((padding >= 0) & (padding < n))):
+    if values_within_reach(padding) and not bool(xp.all((padding >= 0) & (padding < n))):
         raise ValueError(
             f"padding must be at least 0 and less than the {n} tokens of x, and goes from {int(xp.min(padding))} to "
             f"{int(xp.max(padding))}: leave out rows without tokens"
@@ -267,9 +279,18 @@ def stream_step(plan: StreamPlan, state: StreamState, x_t: Array, /) -> tuple[Ar
     Notes
     -----
     O(log^2 n) a channel on average; a step after 2^j tokens costs one transform of that length.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> plan = stream_plan(np.asarray([0.0, 1.0]), 8)  # hands on the token before
+    >>> y, state = stream_step(plan, stream_init(plan, (), 1), np.asarray([5.0]))
+    >>> y, state = stream_step(plan, state, np.asarray([7.0]))
+    >>> y
+    array([5.])
     """
     if state.plan is not plan:
-        _check_plan(plan, state)
+        raise other_plan()
     return state.steps.step(state, x_t), state
 
 
@@ -318,7 +339,7 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     if not xp.isdtype(indices.dtype, "integral"):
         raise TypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
     count = state.rows[0]
-    if values_known(indices) and not bool(xp.all((indices >= 0) & (indices < count))):
+    if values_within_reach(indices) and not bool(xp.all((indices >= 0) & (indices < count))):
         raise ValueError(f"indices must be rows of the batch, 0 to {count - 1}")
     tape, padding = state.steps.chosen_rows(state, xp.reshape(indices, (-1,)))
     return _beside(state, tape, (*indices.shape, state.shape[-1]), padding)

@@ -52,7 +52,7 @@ def queue_of(array: Array) -> Iterator[None]:
 
     On one stream, memory that one library gives back is not used anew before the other has read it.
     """
-    stream = None if isinstance(array, cupy.ndarray) else _exchange.stream_of(array)
+    stream = None if isinstance(array, cupy.ndarray) else _exchange.cuda_queue_of(array)
     with cupy.cuda.Device(array.__dlpack_device__()[1]):
         if stream is None:
             yield

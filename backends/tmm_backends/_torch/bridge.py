@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from tmm_core._protocols import Engine
-from tmm_core._stream_steps import Parts
+from tmm_core._stream_steps import Parts, Steps
 
 from . import recorded
-from .streaming import TorchSteps
+from .streaming import TorchForeignSteps, TorchSteps
 
 __all__ = ["TorchBridge"]
 
@@ -47,9 +47,11 @@ class TorchBridge:
         """Return the correlation as a differentiable operation."""
         return _apply(Correlation, x, g, segment_ids, engine, lags, heads, kernel, exact)
 
-    def stream_steps(self, engine: Any | None, parts: Parts, /) -> TorchSteps:
-        """Return how streams of tensors go on."""
-        return TorchSteps(engine, parts)
+    def stream_steps(self, engine: Any | None, parts: Parts, /) -> Steps:
+        """Return how streams of tensors go on: an engine of NumPy arrays steps in the tensors' own memory."""
+        if engine is None or engine.owns(torch.empty(0).numpy()):
+            return TorchSteps(engine, parts)
+        return TorchForeignSteps(engine, parts)
 
 
 def _apply(operation: type[torch.autograd.Function], *arguments: Any) -> Tensor:

@@ -36,7 +36,7 @@ class TorchEngine:
 
         On one stream, memory that one library gives back is not used anew before the other has read it.
         """
-        stream = None if isinstance(array, Tensor) else _exchange.stream_of(array)
+        stream = None if isinstance(array, Tensor) else _exchange.cuda_queue_of(array)
         if stream is None:
             return nullcontext()
         device = array.__dlpack_device__()[1]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from tmm_core._stream_states import StreamState
-from tmm_core._stream_steps import EngineSteps, Parts, Steps
+from tmm_core._stream_steps import EngineSteps, ForeignSteps, Parts, Steps
 
-__all__ = ["TorchSteps", "TorchStreamState"]
+__all__ = ["TorchForeignSteps", "TorchSteps", "TorchStreamState"]
 
 AT, ORIGIN, END, STEPS = range(4)
 """The entries of a clock: those of a state, and the number of the steps that go on with it."""
@@ -112,7 +112,7 @@ class TorchSteps(Steps):
         """Return the output `(b, d)` for the next token, and move the clock on."""
         at, origin, end, _ = clock.tolist()
         if at >= end:
-            self.refuse(origin + at, 1, full=at >= tape.shape[1])
+            raise self.no_room(origin + at, 1)
         shared = self.shared(tape, padding)
         if shared is None:
             y = self._by_definition(tape, origin, at, x, padding)
@@ -154,13 +154,29 @@ class TorchSteps(Steps):
     def received(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return an input checked for its dtype and shape; while a compiler looks on, by what it understands."""
         if not torch.compiler.is_compiling():
-            checked: Tensor = super().received(x, shape)
-            return checked
+            return inference(super().received(x, shape))
         if x.dtype != self.dtype or x.shape != shape:
             raise ValueError(f"x must be {self.dtype} of the shape {shape}, and is {x.dtype} of {tuple(x.shape)}")
         if x.requires_grad and torch.is_grad_enabled():
             raise ValueError("streaming has no gradients, and x requires one: compile it inside torch.no_grad()")
         return x.detach()
+
+
+class TorchForeignSteps(ForeignSteps):
+    """By an engine whose memory is not NumPy's: tapes are the engine's, tokens come and go, uncompiled."""
+
+    def received(self, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return an input checked for its dtype and shape."""
+        return inference(super().received(x, shape))
+
+
+def inference(x: Tensor) -> Tensor:
+    """Return a tensor that no gradients are kept for, since tapes are written over; refuse it where they would be."""
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            "streaming has no gradients, and x requires one: call it inside torch.no_grad(), or pass x.detach()"
+        )
+    return x.detach() if x.requires_grad else x
 
 
 @torch.library.custom_op("tmm_core::stream_step", mutates_args=("tape", "clock"))
