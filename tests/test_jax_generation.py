@@ -103,17 +103,30 @@ def test_layers_stream_where_positions_are_traced(leaf: int | None):
 
 
 def test_steps_compile_nothing_after_the_first_tiles():
-    w = jnp.asarray(np.random.default_rng(0).standard_normal((1, 40)))
-    plan = streaming.make_plan(w, 33, bias=None, softplus=False, mean=False, backend="numba", leaf=8)
-    state, x = streaming.stream_init(plan, (1,), 2), jnp.ones((1, 2))
-    counts = []
-    for _ in range(33):
+    """The last leaf is cut short by the tape's end."""
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((1, 40)), rng.standard_normal((1, 33, 2))
+    plan = streaming.make_plan(jnp.asarray(w), 33, bias=None, softplus=False, mean=False, backend="numba", leaf=8)
+    state = streaming.stream_init(plan, (1,), 2)
+    counts, found = [], []
+    for t in range(33):
         tape = state.tape
-        _, state = streaming.stream_step(plan, state, x)
+        y, state = streaming.stream_step(plan, state, jnp.asarray(x[:, t]))
         assert tape.is_deleted()  # it was written in place
         counts.append(steps._advance._cache_size() + steps._add_tile._cache_size())
+        found.append(y)
     assert counts[7] - counts[6] == 1  # the tile of 8, and so on
     assert counts[32] == counts[31] == counts[16] + 1 == counts[15] + 1
+    assert np.stack(found, axis=1) == pytest.approx(np.asarray(model.mix_tokens(w, x)), abs=1e-12)
+
+
+def test_an_input_spoils_no_more_than_the_lags_reach():
+    plan = streaming.make_plan(jnp.ones((1, 2)), 9, bias=None, softplus=False, mean=False, backend="numba", leaf=8)
+    state, found = streaming.stream_init(plan, (), 1), []
+    for t in range(5):
+        y, state = streaming.stream_step(plan, state, jnp.asarray([jnp.inf if t == 1 else 1.0]))
+        found.append(float(y[0]))
+    assert found == pytest.approx([1, np.nan, np.nan, 2, 2], nan_ok=True)
 
 
 @pytest.mark.parametrize("law", [check_padding, check_stream_non_finite, check_stream_refusals, check_stream_memory])
