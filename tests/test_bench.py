@@ -140,16 +140,20 @@ def test_arrays_have_as_many_elements_at_every_length() -> None:
 # Training
 
 
-def test_training_steps_with_the_mixing_replaced() -> None:
+def test_training_steps_with_the_mixing_replaced_and_in_jax() -> None:
     config = TMMConfig(d_model=8, n_layers=2, n_heads=2, vocab_size=16, max_len=12)
     given, dense, none = (
         training.training_step(config, mixing, tokens_a_step=24)
         for mixing in (None, training.dense_mixing, training.no_mixing)
     )
+    in_jax = training.jax_training_step(config, tokens_a_step=24)
     first = given()
     assert dense() == pytest.approx(first, abs=1e-5), "the same model, by a matrix"
+    assert in_jax() == pytest.approx(first, abs=1e-5), "the same model, in JAX"
     assert abs(none() - first) > 1e-5, "another model"
-    assert given() < first, "it learns"
+    second = given()
+    assert second < first, "it learns"
+    assert in_jax() == pytest.approx(second, abs=1e-6), "and JAX with it"
 
 
 @pytest.mark.parametrize("bias", [True, False])

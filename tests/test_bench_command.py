@@ -94,7 +94,7 @@ def test_quick_and_full_cover_what_they_say(measured: list, capsys: pytest.Captu
     assert all(task.quick and task.n == 1024 for task, _, _ in measured)
     assert lengths("training") == {"training": {(n, 4) for n in (512, 1024, 2048, 4096, 8192, 16384)}}
     assert {(task.column, where) for task, _, where in measured} == {
-        (column, "default") for column in ("no mixing", "dense T @ x")
+        (column, "default") for column in ("no mixing", "dense T @ x", "in JAX")
     }
     assert "8192000 tokens/s" in capsys.readouterr().out
     assert set(lengths("--allocator", "keep")) == {"product", "gradients"}

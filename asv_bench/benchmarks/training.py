@@ -1,4 +1,4 @@
-"""Training of a whole model (d 512, 4 layers, vocabulary 8000) over the same with its token mixing replaced."""
+"""Training of a whole model (d 512, 4 layers, vocabulary 8000) over that with another token mixing, or in JAX."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Against:
         """Train in turns."""
         return samples(self.compare(context, n_heads, "dense T @ x"))
 
-    def compare(self, context: int, n_heads: int, replacement: str) -> Ratio:
+    def track_in_jax(self, context: int, n_heads: int) -> dict[str, Any]:
+        """Train in turns with the same model in JAX."""
+        return samples(self.compare(context, n_heads, "in JAX"))
+
+    def compare(self, context: int, n_heads: int, other: str) -> Ratio:
         """Return what both take, a step in turn."""
-        return compare_training(context, n_heads, replacement, BACKEND, self.pace, self.tokens_a_step)
+        return compare_training(context, n_heads, other, BACKEND, self.pace, self.tokens_a_step)

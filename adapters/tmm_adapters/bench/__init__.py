@@ -15,7 +15,7 @@ from .packing import PACKED, PACKED_MODELS, compare_packing
 from .process import ALLOCATORS, default_backend, default_threads, prepare
 from .rivals import HISTORIES, RIVALS
 from .streaming import STREAMED, Stream, compare_streams, slowest_step, stream_memory, time_streams
-from .training import CONTEXTS, REPLACEMENTS, TRAINING, compare_training
+from .training import CONTEXTS, OTHERS, TRAINING, compare_training
 from .turns import FULL, QUICK, Pace, Ratio, compare, take_turns
 
 __all__ = [
@@ -29,10 +29,10 @@ __all__ = [
     "LENGTHS",
     "MEASURED",
     "ONLY",
+    "OTHERS",
     "PACKED",
     "PACKED_MODELS",
     "QUICK",
-    "REPLACEMENTS",
     "RIVALS",
     "STREAMED",
     "TRAINING",

@@ -10,7 +10,7 @@ from .measure import HEADS, LENGTHS, Case, compare_gradients, compare_products, 
 from .packing import PACKED, PACKED_MODELS, compare_packing
 from .rivals import HISTORIES, RIVALS
 from .streaming import STREAMED, Stream, compare_streams, slowest_step, stream_memory
-from .training import CONTEXTS, REPLACEMENTS, TRAINING, compare_training
+from .training import CONTEXTS, OTHERS, TRAINING, compare_training
 from .turns import FULL, QUICK, Pace, Ratio
 
 __all__ = ["TOPICS", "Task", "Topic"]
@@ -153,8 +153,8 @@ TOPICS = {
         ours=None,
     ),
     "training": Topic(
-        "training (d 512, 4 layers, vocabulary 8000): how many times as fast as with another mixing ours is",
-        columns=tuple(REPLACEMENTS),
+        "training (d 512, 4 layers, vocabulary 8000): times as fast as with another mixing, and as in JAX",
+        columns=tuple(OTHERS),
         measure=_training,
         lengths=CONTEXTS,
         heads=(4,),
