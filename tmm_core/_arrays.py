@@ -11,6 +11,7 @@ import array_api_compat as compat
 from ._exchange import Array, dtype_name, is_traced, namespace_of
 
 __all__ = [
+    "as_integers",
     "computed_in",
     "conj",
     "device_of",
@@ -110,6 +111,12 @@ def shift_channels(a: Array, by: int, heads: int) -> Array:
     zeros = xp.zeros_like(a[..., :gap])
     parts = [zeros, a[..., : width - gap]] if by > 0 else [a[..., gap:], zeros]
     return xp.reshape(xp.concat(parts, axis=-1), (*a.shape[:-2], heads * width))
+
+
+def as_integers(a: Array) -> Array:
+    """Return integers of any width as the library's own: it may not compute with all, nor look up by them."""
+    xp = namespace_of(a)
+    return xp.astype(a, xp.__array_namespace_info__().default_dtypes()["integral"], copy=False)
 
 
 def is_real(x: Array) -> bool:

@@ -15,11 +15,17 @@ from ._masks import unsorted
 __all__ = ["check_count", "check_filter", "check_heads", "check_segments", "check_signal", "together"]
 
 
+_OPTIONAL = ("bias", "segment_ids")
+
+
 def together(**arrays: Array | None) -> tuple[Any, list[Any]]:
     """Return the namespace of the arrays and the arrays, which must be of one library and on one device.
 
     NumPy arrays join Dask's: their blocks are NumPy's.
     """
+    for name, array in arrays.items():
+        if array is None and name not in _OPTIONAL:
+            raise TypeError(f"{name} must be an array, and is None")
     arrays = {name: None if array is None else _plain(name, array) for name, array in arrays.items()}
     if any(compat.is_dask_array(array) for array in arrays.values()):
         dask = next(namespace_of(array) for array in arrays.values() if compat.is_dask_array(array))

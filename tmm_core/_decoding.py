@@ -226,7 +226,7 @@ def ended_together(ids: Array, mask: Array) -> tuple[Array, Array | None]:
     """Return the tokens with all padding before them, none that all rows have, and how much each row has of it."""
     xp = namespace_of(ids, mask)
     batch, n = ids.shape
-    token = xp.astype(mask != 0, ids.dtype)
+    token = xp.astype(xp.astype(mask, xp.bool), ids.dtype)
     padding = n - xp.sum(token, axis=-1)  # (b,)
     after = xp.sum(xp.astype(xp.cumulative_sum(xp.flip(token, axis=-1), axis=-1) == 0, ids.dtype), axis=-1)
     times = xp.arange(n, dtype=ids.dtype, device=device_of(ids))

@@ -59,6 +59,8 @@ def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array
             raise ValueError(
                 f"{name} must have the shape of input_ids, {tuple(input_ids.shape)}, and has {tuple(array.shape)}"
             )
+    if input_ids.shape[-1] == 0:  # no library need slice off a position that is not there
+        return xp.zeros_like(input_ids, dtype=integer)
     begins = xp.zeros_like(input_ids[..., 1:], dtype=xp.bool)  # whether the next position is of another document
     wrong = xp.any(begins, axis=-1)
     if segment_ids is not None:
@@ -68,7 +70,7 @@ def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array
         begins = segment_ids[..., 1:] != segment_ids[..., :-1]
         back = segment_ids[..., 1:] < segment_ids[..., :-1]
     if attention_mask is not None:
-        token = attention_mask != 0
+        token = xp.astype(attention_mask, xp.bool)
         begins = begins | ~(token[..., 1:] & token[..., :-1])
         wrong = _wrong_mask(xp, attention_mask, token, integer, look)
     if segment_ids is not None:
@@ -107,8 +109,8 @@ def _wrong_mask(xp: ModuleType, mask: Array, token: Array, integer: object, look
     first = token[..., :1]
     starts = xp.concat([first, token[..., 1:] & ~token[..., :-1]], axis=-1)
     runs = xp.sum(xp.astype(starts, integer), axis=-1)
-    other = xp.any(token & (mask != 1), axis=-1)
-    empty = (runs == 0) & (mask.shape[-1] > 0)
+    other = xp.any(mask != xp.astype(token, mask.dtype), axis=-1)
+    empty = runs == 0
     if look(mask):
         if bool(xp.any(other)):
             raise ValueError("attention_mask must hold 1 for tokens and 0 for padding, and has other values")

@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
-from ._arrays import nan_where, result_dtype_name, values_known
+from ._arrays import as_integers, nan_where, result_dtype_name, values_known
 from ._documents import IGNORED, documents_of, foretold_by, refused_rows
 from ._exchange import Array, namespace_of
+from ._maths import quiet
 from ._parameters import check_params, decayed_names, flops_per_token, frozen_names, init_params, parameter_shapes
 from .config import TMMConfig
 from .mixing import float32_at_least, mix_tokens
@@ -178,7 +179,8 @@ def loss(
     chosen = xp.sum(xp.where(hit, logits, xp.zeros_like(logits)), axis=-1)
     nats = xp.where(known, log_total - chosen, xp.full_like(chosen, math.nan))
     nats = xp.where(counts, nats, xp.zeros_like(nats))
-    return xp.sum(nats) / xp.sum(xp.astype(counts, nats.dtype))
+    with quiet():  # NaN where nothing counts
+        return xp.sum(nats) / xp.sum(xp.astype(counts, nats.dtype))
 
 
 Mix = Callable[[str, Array], Array]
@@ -290,7 +292,8 @@ def as_ids(xp: ModuleType, ids: Array, what: str) -> Array:
         raise TypeError(f"expected integers for each {what}, got {ids.dtype}: tokens are whole numbers")
     if ids.ndim == 0:
         raise ValueError(f"expected a sequence of {what}s, (..., n), got the shape ()")
-    return xp.astype(ids, xp.__array_namespace_info__().default_dtypes()["integral"], copy=False)
+    integers: Array = as_integers(ids)
+    return integers
 
 
 def _in_vocabulary(xp: ModuleType, ids: Array, size: int, what: str) -> Array:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from . import _registry
-from ._arrays import device_of, is_real, result_dtype_name, values_within_reach
+from ._arrays import as_integers, device_of, is_real, result_dtype_name, values_within_reach
 from ._checks import check_count, check_filter, check_heads, together
 from ._exchange import Array, is_traced, namespace_of
 from ._refusals import other_plan
@@ -242,7 +242,7 @@ def _check_padding(state: StreamState, x: Array, padding: Array) -> Array:
         )
     if state.position > 0:
         raise ValueError(f"padding comes before a stream's first token, and {state.position} have come: pass none")
-    padding = xp.reshape(padding, (-1,))
+    padding = as_integers(xp.reshape(padding, (-1,)))
     if values_within_reach(padding) and not bool(xp.all((padding >= 0) & (padding < n))):
         raise ValueError(
             f"padding must be at least 0 and less than the {n} tokens of x, and goes from {int(xp.min(padding))} to "
@@ -338,7 +338,7 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     xp, (indices, _) = together(indices=indices, **{"the plan's w": state.plan.lags})
     if not xp.isdtype(indices.dtype, "integral"):
         raise TypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
-    count = state.rows[0]
+    indices, count = as_integers(indices), state.rows[0]
     if values_within_reach(indices) and not bool(xp.all((indices >= 0) & (indices < count))):
         raise ValueError(f"indices must be rows of the batch, 0 to {count - 1}")
     tape, padding = state.steps.chosen_rows(state, xp.reshape(indices, (-1,)))

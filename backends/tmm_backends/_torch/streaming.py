@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from tmm_core._checks import together
 from tmm_core._stream_states import StreamState
 from tmm_core._stream_steps import EngineSteps, ForeignSteps, Parts, Steps
 
@@ -99,8 +101,11 @@ class TorchSteps(Steps):
         at = ticks[AT]
         if x.dtype is not self.dtype or x.shape != state.shape or x.requires_grad or at >= ticks[END]:
             x = self.checked(state, x)
+        if forward_ad._current_level >= 0:
+            inference(x)
         if state.shared is None:
-            y = self._by_definition(state.tape, ticks[ORIGIN], at, x.reshape(state.rows), state.padding)
+            x = self._plain(x).reshape(state.rows)
+            y = self._by_definition(state.tape, ticks[ORIGIN], at, x, state.padding)
             y = y.reshape(state.shape)
         else:
             inner, tape, padding = state.shared
@@ -135,7 +140,10 @@ class TorchSteps(Steps):
         """Return the output of the engine, which works on the tensors' memory."""
         if self.half:
             x = x.float()
-        array = x.numpy().reshape(rows)
+        try:
+            array = x.numpy().reshape(rows)
+        except (RuntimeError, TypeError):  # of what is not plain memory here; to ask before would take each step's time
+            array = self._plain(x).numpy().reshape(rows)
         if not array.flags.c_contiguous:
             array = array.copy()
         y = inner.kind(rows, inner.computed)
@@ -144,6 +152,12 @@ class TorchSteps(Steps):
             inner.finished(y.reshape(rows[0], inner.heads, rows[1] // inner.heads), origin + at, padding)
         result = torch.from_numpy(y.reshape(shape))
         return result.to(self.dtype) if self.half else result
+
+    def _plain(self, x: Tensor) -> Tensor:
+        """Return a tensor whose entries are as they are in its memory, refused where it has none on this device."""
+        if x.device != self.parts.lags.device or x.layout is not torch.strided:
+            together(x=x, **{"the plan's w": self.parts.lags})
+        return inference(x).resolve_conj().resolve_neg()
 
     def _by_definition(self, tape: Tensor, origin: int, at: int, x: Tensor, padding: Tensor | None) -> Tensor:
         """Return the output of the definition, which writes to the tape as well."""
@@ -175,6 +189,12 @@ def inference(x: Tensor) -> Tensor:
     if x.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "streaming has no gradients, and x requires one: call it inside torch.no_grad(), or pass x.detach()"
+        )
+    tangent = forward_ad.unpack_dual(x).tangent  # type: ignore[no-untyped-call]
+    if tangent is not None or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        raise ValueError(
+            "streaming has no derivatives and no vmap, for tapes are written over, and x belongs to one: pass plain "
+            "tensors, and rows as the stream's batch"
         )
     return x.detach() if x.requires_grad else x
 

@@ -1,0 +1,126 @@
+"""Streams and batches of inputs that are legal but rare, or nearly legal: taken for what they are, or refused."""
+
+import array_api_strict as strict
+import numpy as np
+import pytest
+import torch
+
+import tmm_core
+from tmm_core import TMMConfig, lm, mix_tokens
+
+WIDTHS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+N = 140
+LIBRARIES = {"numpy": np.asarray, "torch": torch.from_numpy, "strict": strict.asarray}
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_padding_and_rows_may_be_integers_of_every_width(library):
+    """Also where the stream is longer than they can count, and by libraries that do not compute with all of them."""
+    asarray = LIBRARIES[library]
+    w, x, bias = random(2, 4), random(2, N, 4, seed=1), random(2, N, seed=2)
+    plan = tmm_core.stream_plan(asarray(w), N, bias=asarray(bias))
+    alone = mix_tokens(w, x[1, 3:], bias)
+    for width in WIDTHS:
+        state = tmm_core.stream_init(plan, (2,), 4)
+        padding = asarray(np.asarray([0, 3]).astype(width))
+        y, state = tmm_core.stream_prefill(plan, state, asarray(x[:, : N - 1]), padding=padding)
+        state = tmm_core.stream_reorder(state, asarray(np.asarray([1, 0]).astype(width)))
+        last, state = tmm_core.stream_step(plan, state, asarray(x[::-1, N - 1].copy()))
+        assert np.allclose(np.asarray(y)[1, 3:], alone[:-1])
+        assert np.allclose(np.asarray(last)[0], alone[-1])
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_tensors_that_are_not_what_their_memory_holds(backend):
+    w, z = torch.from_numpy(random(2, 4)), torch.from_numpy(random(8) + 1j)[:4]
+    plan = tmm_core.stream_plan(w, N, backend=backend)
+    negative = z.conj().imag
+    assert negative.is_neg()
+    for dtype in (torch.float64, torch.float16):
+        state = tmm_core.stream_init(plan, (), 4, dtype=dtype)
+        y, _ = tmm_core.stream_step(plan, state, negative.to(dtype))
+        assert torch.allclose(y, -(w[:, :1].repeat(1, 2).reshape(4)).to(dtype), rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_tensors_without_values_here_are_refused_and_change_nothing(backend):
+    w, x = torch.from_numpy(random(2, 4)), torch.from_numpy(random(2, 4))
+    plan = tmm_core.stream_plan(w, N, backend=backend)
+    state = tmm_core.stream_init(plan, (2,), 4)
+    tape = state.tape
+
+    def step(x):
+        return tmm_core.stream_step(plan, state, x)[0]
+
+    def prefill(x):
+        return tmm_core.stream_prefill(plan, state, x[:, None])[0]
+
+    for take in (step, prefill):
+        with pytest.raises(ValueError, match="on one device"):
+            take(x.to("meta"))
+        with pytest.raises((TypeError, NotImplementedError), match="sparse"):
+            take(x.to_sparse())
+        with pytest.raises(ValueError, match="no derivatives and no vmap"):
+            torch.func.vmap(take)(torch.stack([x, x]))
+        with pytest.raises(ValueError, match="no derivatives and no vmap"):
+            torch.func.jvp(take, (x,), (x,))
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match="no derivatives and no vmap"):
+            take(torch.autograd.forward_ad.make_dual(x, x))
+        assert state.tape is tape
+        assert state.position == 0
+        assert not tape.any()
+    with torch.autograd.forward_ad.dual_level():
+        step(x)
+
+
+def test_what_is_missing_is_named():
+    w, x = random(2, 4), random(3, 4)
+    plan = tmm_core.stream_plan(w, N)
+    state = tmm_core.stream_init(plan, (), 4)
+    for name, call in (
+        ("w", lambda: tmm_core.stream_plan(None, N)),
+        ("x", lambda: tmm_core.stream_step(plan, state, None)),
+        ("x", lambda: tmm_core.stream_prefill(plan, state, None)),
+        ("indices", lambda: tmm_core.stream_reorder(state, None)),
+        ("w", lambda: mix_tokens(None, x)),
+        ("x", lambda: mix_tokens(w, None)),
+    ):
+        with pytest.raises(TypeError, match=f"{name} must be an array, and is None"):
+            call()
+
+
+CONFIG = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
+PARAMS = lm.init_params(CONFIG, np.random.default_rng(0))
+IDS, MASK = np.asarray([[1, 2, 3], [4, 1, 0]]), np.asarray([[1, 1, 1], [1, 1, 0]])
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("dtype", ["bool", *WIDTHS, "float32", "float64"])
+def test_masks_may_be_of_every_dtype(library, dtype):
+    asarray = LIBRARIES[library]
+    params = {name: asarray(p) for name, p in PARAMS.items()}
+    expected = lm.forward(PARAMS, IDS, CONFIG, attention_mask=MASK)
+    mask = asarray(MASK.astype(dtype))
+    logits = np.asarray(lm.forward(params, asarray(IDS), CONFIG, attention_mask=mask))
+    assert np.allclose(logits[MASK == 1], expected[MASK == 1], atol=1e-6)
+    plan = lm.stream_plan(params, CONFIG, 8)
+    last, _ = lm.stream_prefill(plan, lm.stream_init(plan, 2), asarray(IDS), mask)
+    assert np.allclose(np.asarray(last), expected[[0, 1], [2, 1]], atol=1e-6)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_masks_and_ids_of_no_positions(library):
+    asarray = LIBRARIES[library]
+    params = {name: asarray(p) for name, p in PARAMS.items()}
+    for shape in ((2, 0), (0, 3), (0, 0)):
+        ids = asarray(np.zeros(shape, "int64"))
+        assert lm.forward(params, ids, CONFIG, attention_mask=ids == 0, segment_ids=ids).shape == (*shape, 5)
+
+
+def test_a_loss_of_nothing_is_nan_without_a_warning():
+    assert np.isnan(lm.loss(PARAMS, IDS, CONFIG, targets=np.full_like(IDS, lm.IGNORED)))
