@@ -1,5 +1,8 @@
 """Streams and batches of inputs that are legal but rare, or nearly legal: taken for what they are, or refused."""
 
+import copy
+import pickle
+
 import array_api_strict as strict
 import numpy as np
 import pytest
@@ -78,6 +81,28 @@ def test_tensors_without_values_here_are_refused_and_change_nothing(backend):
         step(x)
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, tmm_core.stream_copy])
+def test_streams_are_copied_so_that_they_go_on_apart(library, copied):
+    x = LIBRARIES[library](random(2, 4))
+    plan = tmm_core.stream_plan(LIBRARIES[library](random(2, 4)), N)
+    _, state = tmm_core.stream_step(plan, tmm_core.stream_init(plan, (), 4), x[0, :])
+    other = copied(state)
+    assert other.plan is plan
+    first, _ = tmm_core.stream_step(plan, state, x[1, :])
+    tmm_core.stream_step(plan, state, x[1, :])
+    second, _ = tmm_core.stream_step(plan, other, x[1, :])
+    assert np.array_equal(np.asarray(first), np.asarray(second))
+
+
+def test_plans_and_streams_stay_where_they_are():
+    plan = tmm_core.stream_plan(random(2, 4), N)
+    assert copy.deepcopy(plan) is plan
+    for kept in (plan, tmm_core.stream_init(plan, (), 4)):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(kept)
+
+
 def test_what_is_missing_is_named():
     w, x = random(2, 4), random(3, 4)
     plan = tmm_core.stream_plan(w, N)
@@ -124,3 +149,13 @@ def test_masks_and_ids_of_no_positions(library):
 
 def test_a_loss_of_nothing_is_nan_without_a_warning():
     assert np.isnan(lm.loss(PARAMS, IDS, CONFIG, targets=np.full_like(IDS, lm.IGNORED)))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lm.stream_copy])
+def test_streams_of_models_are_copied_so_that_they_go_on_apart(copied):
+    plan = lm.stream_plan(PARAMS, CONFIG, 8)
+    _, state = lm.stream_prefill(plan, lm.stream_init(plan, 2), IDS)
+    other = copied(state)
+    expected, _ = lm.stream_step(plan, state, IDS[:, 0])
+    logits, _ = lm.stream_step(plan, other, IDS[:, 0])
+    assert np.array_equal(logits, expected)

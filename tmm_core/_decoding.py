@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from . import lm
@@ -12,7 +13,6 @@ from ._exchange import Array, namespace_of
 from ._refusals import no_room, other_plan
 from .config import TMMConfig
 from .streaming import StreamPlan, StreamState
-from .streaming import stream_copy as copy_layer
 from .streaming import stream_init as init_layer
 from .streaming import stream_plan as plan_layer
 from .streaming import stream_prefill as prefill_layer
@@ -75,6 +75,15 @@ class DecodingState:
         self.batch_size = batch_size
         self.layers = layers
         self.position = position
+
+    def __copy__(self) -> DecodingState:
+        """Return a stream that goes on by itself from where this one is; the plan is shared."""
+        layers = {name: copy.copy(layer) for name, layer in self.layers.items()}
+        return DecodingState(self.plan, self.batch_size, layers, self.position)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> DecodingState:
+        """Return the same."""
+        return self.__copy__()
 
 
 def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend: str | None = None) -> DecodingPlan:
@@ -300,8 +309,7 @@ def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tupl
 
 def stream_copy(state: DecodingState) -> DecodingState:
     """Return a stream that goes on by itself from where this one is; the plan is shared."""
-    layers = {name: copy_layer(layer) for name, layer in state.layers.items()}
-    return DecodingState(state.plan, state.batch_size, layers, state.position)
+    return copy.copy(state)
 
 
 def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _registry
 from ._arrays import computed_in, device_of, is_real, nan_where
@@ -49,6 +49,13 @@ class StreamPlan:
         self.complex = not all(is_real(a) for a in (lags, bias) if a is not None)
         self._tables, self._leaf = (sums, bias), leaf
         self._steps: dict[str, Steps] = {}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> StreamPlan:
+        """Return itself: it never changes, and its streams know it by its identity."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a plan holds what this machine computes best with and cannot be pickled: make it from w anew")
 
     def steps(self, dtype: Any) -> Steps:
         """Return how streams of a dtype go on; made once, with the tiles."""

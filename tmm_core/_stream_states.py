@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ._arrays import values_within_reach
 from ._exchange import Array, namespace_of
@@ -60,6 +60,18 @@ class StreamState:
         rows = (tape.shape[0], tape.shape[2])
         self.rows = self.shape if self.shape == rows else rows  # itself, to be told at once that nothing is reshaped
         self.end = min(int(tape.shape[1]), self.plan.positions + least_of(self.padding) - origin)
+
+    def __copy__(self) -> StreamState:
+        """Return a stream that goes on by itself from here: two on one tape would write over each other."""
+        tape = namespace_of(self.tape).asarray(self.tape, copy=True)
+        return self.steps.begin(self.plan, self.shape, tape, origin=self.origin, at=self.at, padding=self.padding)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> StreamState:
+        """Return the same: plans are shared, never copied."""
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a stream belongs to its plan and cannot be pickled: keep its tokens, and prefill another")
 
     @property
     def position(self) -> int:

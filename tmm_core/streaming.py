@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -303,7 +304,7 @@ def stream_copy(state: StreamState) -> StreamState:
     >>> stream_copy(state).position
     1
     """
-    return _beside(state, namespace_of(state.tape).asarray(state.tape, copy=True), state.shape, state.padding)
+    return copy.copy(state)
 
 
 def stream_reorder(state: StreamState, indices: Array) -> StreamState:
@@ -342,9 +343,5 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     if values_within_reach(indices) and not bool(xp.all((indices >= 0) & (indices < count))):
         raise ValueError(f"indices must be rows of the batch, 0 to {count - 1}")
     tape, padding = state.steps.chosen_rows(state, xp.reshape(indices, (-1,)))
-    return _beside(state, tape, (*indices.shape, state.shape[-1]), padding)
-
-
-def _beside(state: StreamState, tape: Array, shape: tuple[int, ...], padding: Array | None) -> StreamState:
-    """Return a stream that has come as far as another, on a tape of its own."""
+    shape = (*indices.shape, state.shape[-1])
     return state.steps.begin(state.plan, shape, tape, origin=state.origin, at=state.at, padding=padding)
