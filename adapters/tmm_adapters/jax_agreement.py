@@ -3,7 +3,8 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -40,28 +41,31 @@ class JaxSide(Side):
 
     def pull_back(
         self, function: Callable[..., Array], inputs: tuple[Array, ...], cotangent: Array
-    ) -> tuple[Array, ...] | None:
+    ) -> tuple[Array, ...]:
         """Return what `jax.vjp` returns."""
         cotangents: tuple[Array, ...] = jax.vjp(function, *inputs)[1](cotangent)
         return cotangents
 
     def model(self, case: ModelCase, dtype: str) -> dict[str, Numbers]:
-        """Return what `apply` and the gradient of `loss` are, computed operation by operation.
+        """Return what `apply` and the gradient of `loss` are: of some models in one program, as in training.
 
-        Variants share most operations, but no program: to compile each would take minutes. Training is compiled.
+        The others go operation by operation, which variants share: to compile each would take minutes.
         """
         config, frozen = case.config, lm.frozen_names(case.config)
         params = from_params({name: p.astype(dtype) for name, p in case.params.items()}, config)
         trained = {name: p for name, p in params.items() if name not in frozen}
-        ids = jnp.asarray(case.ids)
-        grads = jax.grad(lambda trained: loss({**params, **trained}, ids, config))(trained)
-        logits = apply(params, ids, config)
-        return {name: np.asarray(a) for name, a in {"logits": logits, **grads}.items()}
+
+        def both(trained: dict[str, Array], params: dict[str, Array], ids: Array) -> dict[str, Array]:
+            grads = jax.grad(lambda trained: loss({**params, **trained}, ids, config))(trained)
+            return {"logits": apply(params, ids, config), **grads}
+
+        with _usual_programs() if case.whole else nullcontext():
+            computed = (jax.jit(both) if case.whole else both)(trained, params, jnp.asarray(case.ids))
+        return {name: np.asarray(a) for name, a in computed.items()}
 
     def train(self, training: Training, dtype: str) -> dict[str, Numbers]:
         """Return the curve of `train_step`."""
         t = training
-        jax.config.update("jax_disable_most_optimizations", False)
         adamw = optimizer(
             t.config,
             learning_rate=t.learning_rate,
@@ -72,8 +76,18 @@ class JaxSide(Side):
         )
         params = from_params(t.params(dtype), t.config)
         state, losses = adamw.init(params), []
-        for ids in t.batches():
-            params, state, loss = train_step(params, state, {"input_ids": ids}, t.config, adamw)
-            losses.append(float(loss))
-        jax.config.update("jax_disable_most_optimizations", True)
+        with _usual_programs():
+            for ids in t.batches():
+                params, state, loss = train_step(params, state, {"input_ids": ids}, t.config, adamw)
+                losses.append(float(loss))
         return {"": np.asarray(losses)}
+
+
+@contextmanager
+def _usual_programs() -> Iterator[None]:
+    """Let programs be optimised as they are for users."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core import TMMConfig, causal_toeplitz_correlate, causal_toeplitz_matmul, mix_tokens
+from tmm_core import TMMConfig, causal_toeplitz_correlate, causal_toeplitz_matmul, lm, mix_tokens
 
 from .inputs import Training
 
@@ -27,7 +27,7 @@ def loss_curve(training: Training, dtype: str) -> Numbers:
     """Return the loss before each step of AdamW, (steps,)."""
     t, p = training, training.params(dtype)
     mu, nu = ({name: np.zeros_like(a) for name, a in p.items()} for _ in range(2))
-    losses = []
+    losses, decayed = [], lm.decayed_names(t.config)
     for step, ids in enumerate(training.batches(), start=1):
         loss, grads = loss_and_gradients(p, ids, t.config)
         losses.append(loss)
@@ -38,7 +38,7 @@ def loss_curve(training: Training, dtype: str) -> Numbers:
             mu[name] = t.beta1 * mu[name] + (1 - t.beta1) * g
             nu[name] = t.beta2 * nu[name] + (1 - t.beta2) * g * g
             mean, square = mu[name] / (1 - t.beta1**step), nu[name] / (1 - t.beta2**step)
-            decay = t.weight_decay * a if t.decays(name) else 0
+            decay = t.weight_decay * a if name in decayed else 0
             p[name] = (a - t.learning_rate * (mean / (np.sqrt(square) + t.eps) + decay)).astype(dtype)
     return np.asarray(losses)
 

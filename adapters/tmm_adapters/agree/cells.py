@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -36,12 +36,13 @@ class Cell:
     row: str
     column: str
     dtype: str
-    status: Literal["ok", "FAIL", "refused", "none"]
-    """`refused`: the engine said that it does not serve this; `none`: the library has nothing of the kind."""
+    status: Literal["ok", "FAIL", "reference", "refused", "none"]
+    """`reference`: what the others are held against; `refused`: the engine said that it does not serve this; `none`:
+    the library has nothing of the kind."""
     from_numpy: float | None = None
     """The largest difference from NumPy in float64, in units of what is allowed."""
     from_numba: float | None = None
-    """The same from Numba's engine in float64, where it is there."""
+    """The same from Numba's engine in float64, where it is there and this is another."""
     worst: str | None = None
     """The case, and the parameter if it is one, that differs most."""
     reason: str | None = None
@@ -77,23 +78,24 @@ def cells(results: Results, reference: Reference) -> list[Cell]:
 
 def _cell(row: str, column: Column, dtype: str, results: Results, reference: Reference) -> Cell:
     topic, measured = ROWS[row], results[column, dtype]
+    if not column.does("differentiate" if "gradient" in row else topic):
+        return Cell(row, column.name, dtype, "none")
     if topic in measured.refusals:
         return Cell(row, column.name, dtype, "refused", reason=measured.refusals[topic])
     if topic in measured.faults:
         return Cell(row, column.name, dtype, "FAIL", reason=measured.faults[topic])
     found = {key: array for key, array in measured.arrays.items() if _belongs(key, row)}
-    if not found:
-        return Cell(row, column.name, dtype, "none")
-    absent = [key for key in _expected(row, topic, found, reference) if key not in found]
-    if absent:
-        return Cell(row, column.name, dtype, "FAIL", reason=f"{_place(absent[0])} is missing")
+    lacking = _lacking(found, [key for key in reference.keys(topic) if _belongs(key, row)])
+    if lacking is not None:
+        return Cell(row, column.name, dtype, "FAIL", reason=lacking)
+    if topic in ("model", "train") and (column.library, column.engine, dtype) == ("numpy", "numpy", "float64"):
+        return Cell(row, column.name, dtype, "reference")
     first = {key: reference.units(key, array, dtype) for key, array in found.items()}
-    seconds = [results[other].arrays for other in _seconds(results)]
     second = {
-        key: reference.units_between(key, array, arrays[key], dtype)
+        key: reference.units_between(key, array, results[other].arrays[key], dtype)
         for key, array in found.items()
-        for arrays in [next((arrays for arrays in seconds if key in arrays), None)]
-        if arrays is not None
+        for other in [next((other for other in _seconds(results) if key in results[other].arrays), None)]
+        if other is not None and other != (column, dtype)
     }
     worst = max(found, key=lambda key: max(first[key], second.get(key, 0.0)))
     largest = max(first.values()), max(second.values(), default=None)
@@ -102,19 +104,23 @@ def _cell(row: str, column: Column, dtype: str, results: Results, reference: Ref
     return Cell(row, column.name, dtype, "ok" if ok else "FAIL", *largest, _place(worst), reason)
 
 
+def _lacking(found: Collection[Key], expected: Collection[Key]) -> str | None:
+    """Return what is not there of all that must be, or is there and cannot be compared."""
+    missing = [key for key in expected if key not in found]
+    unknown = [key for key in found if key not in expected]
+    for keys, fault in ((missing, "missing"), (unknown, "not in the reference")):
+        if keys:
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            return f"{fault}: {_place(keys[0])}{more}"
+    return None if expected else "there is nothing to compare with"
+
+
 def _belongs(key: Key, row: str) -> bool:
     if key.topic != ROWS[row]:
         return False
     if key.topic == "differentiate":
         return key.part == row[-1]
     return key.topic != "model" or (key.part == "logits") == (row == "logits")
-
-
-def _expected(row: str, topic: str, found: Sequence[Key] | Mapping[Key, Any], reference: Reference) -> Iterator[Key]:
-    """Yield what a row must hold, of the cases that were computed."""
-    for case in dict.fromkeys(key.case for key in found):
-        keys = (Key(topic, case, part) for part in reference.parts(topic, case))
-        yield from (key for key in keys if _belongs(key, row))
 
 
 def _seconds(results: Results) -> list[tuple[Column, str]]:

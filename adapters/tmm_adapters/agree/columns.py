@@ -16,6 +16,9 @@ __all__ = ["Column", "columns"]
 # What the sides need besides the library itself.
 _MODELS = {"torch": ("torch", "train"), "jax": ("optax", "train-jax")}
 
+# By library the topics that it has nothing of; NumPy trains by gradients written out.
+_LACKS: dict[str, tuple[str, ...]] = {"numpy": ("differentiate",), "torch": (), "jax": ()}
+
 
 @dataclass(frozen=True)
 class Column:
@@ -31,6 +34,10 @@ class Column:
         """`numba`, or `torch+numba` for the arrays of one library and the engine of another."""
         own = self.engine == self.library or (self.library == "numpy" and self.engine not in ("jax", "torch"))
         return self.engine if own else f"{self.library}+{self.engine}"
+
+    def does(self, topic: str) -> bool:
+        """Return whether the library has a topic of `measures.TOPICS`: then every case of it must be there."""
+        return topic not in _LACKS.get(self.library, ("differentiate", "train"))
 
     def side(self) -> Side:
         """Return the library's side, importing the library."""

@@ -15,7 +15,7 @@ from tmm_core._oracles import normal
 
 from .variants import VARIANTS, random_ids, random_params
 
-__all__ = ["DTYPES", "PRODUCTS", "STREAM", "TRAINING", "ModelCase", "Product", "Stream", "Training", "models"]
+__all__ = ["DTYPES", "PRODUCTS", "STREAM", "TRAINING", "WHOLE", "ModelCase", "Product", "Stream", "Training", "models"]
 
 Numbers = NDArray[Any]
 
@@ -67,6 +67,12 @@ class ModelCase:
     params: dict[str, Numbers]
     ids: Numbers
     """(b, n)"""
+    whole: bool = False
+    """Whether libraries that compile do so here as users do: the whole model as one program, with usual options."""
+
+
+WHOLE = ("later",)
+"""Models that JAX compiles, a second or two each; the one that is trained is compiled, too."""
 
 
 @functools.cache
@@ -76,7 +82,7 @@ def models() -> dict[str, ModelCase]:
     for name, config in VARIANTS.items():
         config = dataclasses.replace(config, n_layers=min(config.n_layers, 1))
         params = {key: p.astype(np.float32).astype(float) for key, p in random_params(config).items()}
-        found[name] = ModelCase(config, params, random_ids(config))
+        found[name] = ModelCase(config, params, random_ids(config), name in WHOLE)
     return found
 
 
@@ -84,7 +90,7 @@ def models() -> dict[str, ModelCase]:
 class Training:
     """Steps of AdamW from one seed, on the same text."""
 
-    config: TMMConfig = TMMConfig(vocab_size=16, max_len=16, d_model=16, n_layers=2, n_heads=2, d_mlp=32)  # noqa: RUF009
+    config: TMMConfig = TMMConfig(vocab_size=16, max_len=16, d_model=16, n_layers=1, n_heads=2, d_mlp=32)  # noqa: RUF009
     steps: int = 200
     learning_rate: float = 3e-3
     weight_decay: float = 0.1
@@ -105,12 +111,6 @@ class Training:
         walk = rng.integers(0, 16, (*shape[:2], 1)) + rng.integers(1, 4, (*shape[:2], 1)) * np.arange(shape[2])
         noise = (rng.random(shape) < 0.1) * rng.integers(0, 16, shape)
         return np.asarray((walk + noise) % self.config.vocab_size)
-
-    @staticmethod
-    def decays(name: str) -> bool:
-        """Return whether a parameter decays: the weights of linear maps do."""
-        *_, layer, part = name.split(".")
-        return part == "weight" and layer != "embed" and not layer.endswith("norm")
 
 
 TRAINING = Training()

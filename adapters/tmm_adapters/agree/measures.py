@@ -72,24 +72,29 @@ def cases() -> Iterable[tuple[str, str, Any]]:
 
 
 def measure(column: Column, dtype: str, done: Callable[[str], None]) -> Measured:
-    """Compute everything in one column and dtype; `done` is told each topic that is through."""
+    """Compute all that a column has, in one dtype; `done` is told each topic that is through."""
     measured = Measured()
     for name, topic in TOPICS.items():
         try:
-            side = column.side()
-            reason = _refusal(column, side, dtype, topic)
-            if reason is not None:
-                measured.refusals[name] = reason
-            else:
-                with use_backend(column.engine):
-                    for case, numbers in topic.cases().items():
-                        found = topic.run(side, numbers, dtype)
-                        measured.arrays.update({Key(name, case, part): array for part, array in found.items()})
+            if column.does(name):
+                _measure(measured, name, topic, column, dtype)
         except Exception as error:  # of any library: it is one cell's failure, and the others are still to come
             first = (str(error).strip().splitlines() or [""])[0]
             measured.faults[name] = f"{type(error).__name__}: {first}"
         done(name)
     return measured
+
+
+def _measure(measured: Measured, name: str, topic: Topic, column: Column, dtype: str) -> None:
+    side = column.side()
+    reason = _refusal(column, side, dtype, topic)
+    if reason is not None:
+        measured.refusals[name] = reason
+        return
+    with use_backend(column.engine):
+        for case, numbers in topic.cases().items():
+            found = topic.run(side, numbers, dtype)
+            measured.arrays.update({Key(name, case, part): array for part, array in found.items()})
 
 
 def _refusal(column: Column, side: Side, dtype: str, topic: Topic) -> str | None:

@@ -21,6 +21,7 @@ from tmm_core._oracles import (
     error_bound,
     error_factor,
 )
+from tmm_core._streaming_laws import stream_error_bound
 
 from .inputs import ModelCase, Product, Stream
 from .measures import Key, cases
@@ -88,9 +89,8 @@ class Reference:
             return _correlation_bound(case, dtype)
         if key.topic == "differentiate":
             return error_bound(case.w, case.g, dtype)
-        if key.topic == "stream":  # the law of streams has twice the constant, and log2(n)^1.5
-            w, x = case.product.w, case.product.x
-            return 2 * math.sqrt(math.log2(x.shape[1])) * error_bound(w, x, dtype)
+        if key.topic == "stream":
+            return stream_error_bound(case.product.w, case.product.x, dtype)
         if key.topic == "model":
             tolerances = LOGITS if key.part == "logits" else TOLERANCES
             return tolerances[dtype] * float(np.max(np.abs(expected)))
@@ -112,9 +112,9 @@ class Reference:
             self._directions[Key("model", name, parameter)] = direction
             self._arrays[Key("model", name, parameter)] = np.asarray(slope)
 
-    def parts(self, topic: str, case: str) -> list[str]:
-        """Return the parts that a case has."""
-        return [key.part for key in self._arrays if key[:2] == (topic, case)]
+    def keys(self, topic: str) -> list[Key]:
+        """Return everything that a topic has."""
+        return [key for key in self._arrays if key.topic == topic]
 
 
 def _sums(topic: str, case: Any) -> dict[str, Numbers]:

@@ -37,9 +37,9 @@ class Side:
 
     def pull_back(
         self, function: Callable[..., Array], inputs: tuple[Array, ...], cotangent: Array
-    ) -> tuple[Array, ...] | None:
-        """Return the cotangents of a function's inputs, None where the library does not differentiate."""
-        return None
+    ) -> tuple[Array, ...]:
+        """Return the cotangents of a function's inputs."""
+        raise NotImplementedError("the library does not differentiate")
 
     def product(self, case: Product, dtype: str, *, adjoint: bool = False) -> dict[str, Numbers]:
         """Return the product, or its adjoint's."""
@@ -54,10 +54,10 @@ class Side:
         return {"": self.numpy(c).reshape(case.w.shape)}
 
     def gradients(self, case: Product, dtype: str) -> dict[str, Numbers]:
-        """Return the gradients of the product for x and for w, where there are any."""
+        """Return the gradients of the product for x and for w."""
         w, x, g = (self.array(values, dtype) for values in (case.w, case.x, case.g))
-        found = self.pull_back(tmm_core.causal_toeplitz_matmul, (w, x), g)
-        return {} if found is None else {"w": self.numpy(found[0]), "x": self.numpy(found[1])}
+        for_w, for_x = self.pull_back(tmm_core.causal_toeplitz_matmul, (w, x), g)
+        return {"w": self.numpy(for_w), "x": self.numpy(for_x)}
 
     def stream(self, case: Stream, dtype: str) -> dict[str, Numbers]:
         """Return the outputs of a prompt and of single tokens, (b, n, d)."""
@@ -72,7 +72,7 @@ class Side:
         return {"": np.concatenate(outputs, axis=1)}
 
     def model(self, case: ModelCase, dtype: str) -> dict[str, Numbers]:
-        """Return `logits`, and by name the gradient of the loss for every parameter that is trained, if there are any.
+        """Return `logits`, and where there are gradients that of the loss by name for every parameter that is trained.
 
         The loss is the cross-entropy of the next token.
         """
@@ -84,7 +84,7 @@ class Side:
         return self.array(ids, "int64")
 
     def train(self, training: Training, dtype: str) -> dict[str, Numbers]:
-        """Return the loss before each step, if the library can be trained with."""
+        """Return the loss before each step."""
         return {"": loss_curve(training, dtype)}
 
 
@@ -102,10 +102,6 @@ class ArraySide(Side):
     def numpy(self, array: Array) -> Numbers:
         """Return an array's numbers."""
         return np.asarray(self.library.asnumpy(array))
-
-    def train(self, training: Training, dtype: str) -> dict[str, Numbers]:
-        """Return nothing: training by hand is NumPy's."""
-        return {}
 
 
 class TorchSide(Side):
@@ -129,7 +125,7 @@ class TorchSide(Side):
 
     def pull_back(
         self, function: Callable[..., Array], inputs: tuple[Array, ...], cotangent: Array
-    ) -> tuple[Array, ...] | None:
+    ) -> tuple[Array, ...]:
         """Return what autograd returns."""
         inputs = tuple(tensor.requires_grad_() for tensor in inputs)
         return self.torch.autograd.grad(function(*inputs), inputs, cotangent)
@@ -151,9 +147,11 @@ class TorchSide(Side):
         """Return the curve of `torch.optim.AdamW`."""
         t = training
         model = self._model(t.params(dtype), t.config, dtype)
-        decayed = [p for name, p in model.named_parameters() if t.decays(name)]
-        others = [p for name, p in model.named_parameters() if not t.decays(name)]
-        groups = [{"params": decayed, "weight_decay": t.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        decayed = lm.decayed_names(t.config)
+        groups = [
+            {"params": p, "weight_decay": t.weight_decay if name in decayed else 0.0}
+            for name, p in model.named_parameters()
+        ]
         optimizer = self.torch.optim.AdamW(groups, lr=t.learning_rate, betas=(t.beta1, t.beta2), eps=t.eps)
         losses = []
         for ids in self.array(t.batches(), "int64"):

@@ -6,6 +6,7 @@ import argparse
 import json
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     with shown(count(chosen)) as done:
         found = compare(chosen, done)
     seconds = time.perf_counter() - start
-    ok = all(cell.status != "FAIL" for cell in found)
+    compared, failed = _counted(found)
+    ok = compared > 0 and not failed
     if arguments.json:
         told = {"ok": ok, "seconds": round(seconds, 1), "machine": machine, "missing": missing, "units": _units(found)}
         print(json.dumps({**told, "cells": [cell.as_json() for cell in found]}, indent=1))
@@ -70,16 +72,23 @@ def _print(found: Sequence[Cell], machine: Mapping[str, str], missing: Mapping[s
     print("\n".join(map(_filled, notes)))
     for line in failures(found):
         print(line)
-    counted = [cell for cell in found if cell.status in ("ok", "FAIL")]
-    failed = sum(cell.status == "FAIL" for cell in counted)
-    verdict = f"FAIL: {failed} of {len(counted)} cells" if failed else f"ok: all {len(counted)} cells"
+    compared, failed = _counted(found)
+    verdict = f"FAIL: {failed} of {compared} cells" if failed else f"ok: all {compared} cells"
+    verdict = verdict if compared else "FAIL: nothing was compared"
     print(f"{verdict}, in {seconds:.0f} s")
+
+
+def _counted(found: Sequence[Cell]) -> tuple[int, int]:
+    """Return how many cells were compared, and how many of them failed."""
+    counts = Counter(cell.status for cell in found)
+    return counts["ok"] + counts["FAIL"], counts["FAIL"]
 
 
 def _units(found: Sequence[Cell]) -> str:
     from ..agree.table import legend
 
-    return legend(numba=any(cell.from_numba is not None for cell in found))
+    columns = {cell.column.partition("+")[0] for cell in found}
+    return legend(numba=any(cell.from_numba is not None for cell in found), jax="jax" in columns)
 
 
 def _filled(text: str) -> str:
