@@ -10,8 +10,8 @@ from model_variants import VARIANTS, random_ids, random_params
 from torch import Tensor
 
 from tmm_adapters.torch import ContextFullError, LanguageModel
-from tmm_adapters.torch_sampling import Chance, draw
-from tmm_adapters.torch_streaming import stream_copy, stream_reorder
+from tmm_adapters.torch.sampling import Chance, draw
+from tmm_adapters.torch.streaming import stream_copy, stream_reorder
 from tmm_core import TMMConfig, lm
 
 HEADS = VARIANTS["heads"]

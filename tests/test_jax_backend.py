@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import library_or_skip
 from jax import grad, hessian, jacfwd, jacrev, jit, jvp, lax, vmap
 from jax.test_util import check_grads
 
 import tmm_core
+from conftest import library_or_skip
 from tmm_backends._jax import host
 
 product, correlate = tmm_core.causal_toeplitz_matmul, tmm_core.causal_toeplitz_correlate
@@ -279,7 +279,9 @@ def test_programs_for_accelerators():
         assert exported.platforms == (platform,)
         assert "fft" in exported.mlir_module()
         assert "tmm_core_host_engine" not in exported.mlir_module()
-        with pytest.raises(ValueError, match=r"'numba' is called by programs on a CPU.*another platform.*backend='jax'"):
+        with pytest.raises(
+            ValueError, match=r"'numba' is called by programs on a CPU.*another platform.*backend='jax'"
+        ):
             jax.export.export(jit(lambda w, x: loss(w, x, "numba")), platforms=[platform])(w, x)
 
 

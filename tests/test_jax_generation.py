@@ -12,7 +12,7 @@ from model_variants import VARIANTS, random_ids, random_params
 
 from conftest import library_or_skip
 from tmm_adapters import jax as model
-from tmm_adapters import jax_generation
+from tmm_adapters.jax import generation as jax_generation
 from tmm_adapters.torch import LanguageModel
 from tmm_backends._jax import streaming as steps
 from tmm_core import TMMConfig, lm, streaming

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from tmm_adapters.jax_sharding import check_mesh, shardings
+from tmm_adapters.jax.sharding import check_mesh, shardings
 from tmm_core import TMMConfig
 
 
@@ -24,7 +24,7 @@ def test_a_mesh_shares_the_loss_the_gradients_and_the_steps():
         from jax.sharding import Mesh
         from model_variants import VARIANTS, random_ids, random_params
         from tmm_adapters import jax as model
-        from tmm_adapters.jax_sharding import shardings
+        from tmm_adapters.jax.sharding import shardings
 
         jax.config.update("jax_enable_x64", True)
         jax.config.update("jax_disable_most_optimizations", True)

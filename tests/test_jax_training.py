@@ -29,8 +29,11 @@ from training_runs import (
 from tmm_adapters.cli import main
 from tmm_adapters.folder import read_tensors, write_tensors
 from tmm_adapters.tokens import TokenWindows
-from tmm_adapters.training import checkpoints, frameworks, jax_place, jax_state, jax_trainer
-from tmm_adapters.training.jax_measure import JaxModel
+from tmm_adapters.training import checkpoints, frameworks
+from tmm_adapters.training.jax import place as jax_place
+from tmm_adapters.training.jax import state as jax_state
+from tmm_adapters.training.jax import trainer as jax_trainer
+from tmm_adapters.training.jax.measure import JaxModel
 from tmm_adapters.training.measure import held_out_nats
 from tmm_adapters.training.moments import read_moments
 from tmm_adapters.training.options import TrainingOptions
@@ -189,8 +192,8 @@ def test_one_framework_goes_on_with_the_run_of_the_other(
 @pytest.mark.parametrize(
     "point",
     [
-        ("tmm_adapters.training.jax_trainer.write_model",),
-        ("tmm_adapters.training.jax_state.write_state",),
+        ("tmm_adapters.training.jax.trainer.write_model",),
+        ("tmm_adapters.training.jax.state.write_state",),
         ("tmm_adapters.training.checkpoints.write_json",),
         ("pathlib.Path.rename", "step-"),
     ],
@@ -301,7 +304,7 @@ def test_a_state_of_torch_that_contradicts_itself_is_refused(tmp_path: Path) -> 
 def test_without_orbax_the_remedy_is_named(in_jax: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TMMConfig.from_dict(Run.open(in_jax).description["config"])
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    monkeypatch.delitem(sys.modules, "tmm_adapters.training.jax_state")
+    monkeypatch.delitem(sys.modules, "tmm_adapters.training.jax.state")
     with pytest.raises(LookupError, match=r"needs orbax\.checkpoint: pip install 'tmm-core\[train-jax\]'"):
         read_moments(in_jax / "checkpoints" / "step-00000030", config)
 

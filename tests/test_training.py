@@ -24,7 +24,7 @@ from tmm_adapters.text import open_text
 from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_adapters.tokens import bits_per_byte, evaluation_windows, open_tokens
 from tmm_adapters.torch import LanguageModel
-from tmm_adapters.training import checkpoints, torch_place, torch_state
+from tmm_adapters.training import checkpoints
 from tmm_adapters.training.interruption import Interruption
 from tmm_adapters.training.measure import held_out_nats
 from tmm_adapters.training.moments import read_moments
@@ -32,9 +32,11 @@ from tmm_adapters.training.options import TrainingOptions
 from tmm_adapters.training.pace import learning_rate_factor
 from tmm_adapters.training.runs import Run
 from tmm_adapters.training.session import settled
-from tmm_adapters.training.torch_measure import TorchModel
-from tmm_adapters.training.torch_place import TorchPlace
-from tmm_adapters.training.torch_trainer import LanguageModelTrainer
+from tmm_adapters.training.torch import place as torch_place
+from tmm_adapters.training.torch import state as torch_state
+from tmm_adapters.training.torch.measure import TorchModel
+from tmm_adapters.training.torch.place import TorchPlace
+from tmm_adapters.training.torch.trainer import LanguageModelTrainer
 from tmm_core import TMMConfig
 
 # The Trainer's libraries warn as they please.
@@ -272,8 +274,8 @@ def test_a_checkpoint_has_its_name_only_when_complete(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "point",
     [
-        ("tmm_adapters.training.torch_trainer.write_model",),
-        ("tmm_adapters.training.torch_state.write_optimizer",),
+        ("tmm_adapters.training.torch.trainer.write_model",),
+        ("tmm_adapters.training.torch.state.write_optimizer",),
         ("transformers.TrainerState.save_to_json",),
         ("tmm_adapters.training.checkpoints.write_json",),
         ("pathlib.Path.rename", "step-"),

@@ -44,7 +44,7 @@ class Column:
         if self.library == "torch":
             return TorchSide()
         if self.library == "jax":
-            from ..jax_agreement import JaxSide
+            from .jax_side import JaxSide
 
             return JaxSide()
         return Side() if self.library == "numpy" else ArraySide(self.library)

@@ -1,6 +1,6 @@
 """Where the same things are computed: on NumPy arrays or another library's, and in PyTorch, with gradients.
 
-JAX's side is `tmm_adapters.jax_agreement`, which is the one that imports it.
+JAX's side is `tmm_adapters.agree.jax_side`, which is the one that imports it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import tmm_core
 from tmm_core import TMMConfig
 
 from ..torch import MLP, LanguageModel
-from ..torch_streaming import stream_copy
+from ..torch.streaming import stream_copy
 
 __all__ = ["JoinedDecoder", "JoinedHistory", "Text", "Transformer", "model_of"]
 

@@ -59,7 +59,7 @@ def missing(name: Name, training: bool) -> list[str]:
 
 def load(name: Name) -> Framework:
     """Import what trains with the framework called `name`."""
-    return cast("Framework", import_module(f".{name}_place", __package__))
+    return cast("Framework", import_module(f".{name}.place", __package__))
 
 
 def open_model(name: Name, folder: Path, *, device: str) -> tuple[Model, Tokenizer]:
@@ -70,7 +70,7 @@ def open_model(name: Name, folder: Path, *, device: str) -> tuple[Model, Tokeniz
     FileNotFoundError, ValueError
         As `folder.load_params`, and if the device is not there.
     """
-    opened: Any = import_module(f".{name}_measure", __package__).open_model(folder, device=device)
+    opened: Any = import_module(f".{name}.measure", __package__).open_model(folder, device=device)
     return cast("tuple[Model, Tokenizer]", opened)
 
 

@@ -76,7 +76,7 @@ def _of_torch(path: Path) -> Moments:
 
 def _of_jax(folder: Path) -> Moments:
     try:
-        from .jax_state import read_state
+        from .jax.state import read_state
     except ImportError as error:
         raise LookupError(
             f"{folder} was written by JAX, and to read it needs {error.name}: "

@@ -17,12 +17,13 @@ from tmm_core import TMMConfig
 from tmm_core._registry import chosen_backend
 from tmm_core.lm import IGNORED
 
-from ..folder import load_params
-from ..jax import Precision, from_params, loss
-from ..jax_generation import new_tokens
-from ..tokenizers import Tokenizer
-from .jax_devices import devices_of
-from .measure import Batch
+from ...folder import load_params
+from ...jax import from_params, loss
+from ...jax.generation import new_tokens
+from ...jax.model import Precision
+from ...tokenizers import Tokenizer
+from ..measure import Batch
+from .devices import devices_of
 
 __all__ = ["JaxModel", "open_model"]
 

@@ -9,11 +9,11 @@ import torch
 from transformers import TrainingArguments
 from transformers.integrations.integration_utils import get_available_reporting_integrations
 
-from .display import counted
-from .learner import Work
-from .machine import engine_name
-from .options import MANY_STEPS, TrainingOptions
-from .torch_trainer import LanguageModelTrainer
+from ..display import counted
+from ..learner import Work
+from ..machine import engine_name
+from ..options import MANY_STEPS, TrainingOptions
+from .trainer import LanguageModelTrainer
 
 __all__ = ["TorchPlace", "fast_at_bfloat16", "place", "training_arguments"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..folder import read_tensors, write_tensors
-from .moments import OPTIMIZER, Moments
+from ...folder import read_tensors, write_tensors
+from ..moments import OPTIMIZER, Moments
 
 __all__ = ["read_random", "set_moments", "write_optimizer", "write_random"]
 

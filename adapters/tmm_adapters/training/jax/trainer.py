@@ -16,16 +16,17 @@ from jax import Array
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from ..folder import WEIGHTS, read_tensors, write_json, write_model
-from ..jax import Precision, from_params, init, optimizer, train_step
-from ..jax_sharding import shardings
-from . import jax_state
-from .checkpoints import check_model
-from .course import Course
-from .jax_measure import JaxModel
-from .learner import Work
-from .measure import Windows, continuation, held_out_nats
-from .moments import ORBAX, read_moments
+from ...folder import WEIGHTS, read_tensors, write_json, write_model
+from ...jax import from_params, init, optimizer, train_step
+from ...jax.model import Precision
+from ...jax.sharding import shardings
+from ..checkpoints import check_model
+from ..course import Course
+from ..learner import Work
+from ..measure import Windows, continuation, held_out_nats
+from ..moments import ORBAX, read_moments
+from . import state as jax_state
+from .measure import JaxModel
 
 __all__ = ["JaxTrainer"]
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from tmm_core import lm
 
-from .agree.inputs import ModelCase, Training
-from .agree.sides import Side
-from .jax import apply, from_params, loss, optimizer, train_step
+from ..jax import apply, from_params, loss, optimizer, train_step
+from .inputs import ModelCase, Training
+from .sides import Side
 
 __all__ = ["JaxSide"]
 

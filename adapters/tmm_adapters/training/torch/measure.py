@@ -9,11 +9,11 @@ import torch
 
 from tmm_core import TMMConfig
 
-from ..folder import load_model
-from ..tokenizers import Tokenizer
-from ..torch import LanguageModel
-from ..torch_streaming import evaluating
-from .measure import Batch
+from ...folder import load_model
+from ...tokenizers import Tokenizer
+from ...torch import LanguageModel
+from ...torch.streaming import evaluating
+from ..measure import Batch
 
 __all__ = ["TorchModel", "open_model"]
 

@@ -20,8 +20,8 @@ from tmm_core import TMMConfig
 from tmm_core._decoding import ended_together
 from tmm_core._tiles import LEAF
 
-from .jax_batches import check_batch, check_params
-from .jax_streaming import DecodingPlan, advanced, prefilled, stream_init, stream_plan
+from .batches import check_batch, check_params
+from .streaming import DecodingPlan, advanced, prefilled, stream_init, stream_plan
 
 __all__ = ["ContextFullError", "generate", "new_tokens"]
 

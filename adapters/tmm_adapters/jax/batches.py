@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from tmm_core import TMMConfig, lm
 from tmm_core._documents import documents_of
 
-from .jax_sharding import check_mesh
+from .sharding import check_mesh
 
 __all__ = ["check_batch", "check_params", "documents_or_none", "targets_of"]
 

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..folder import WEIGHTS, read_tensors, write_model
-from ..torch import LanguageModel
-from . import torch_state
-from .checkpoints import check_model
-from .course import Course
-from .learner import Work
-from .measure import Windows, continuation, held_out_nats
-from .moments import read_moments
-from .options import MANY_STEPS
-from .order import TrainingSamples
-from .torch_measure import TorchModel
+from ...folder import WEIGHTS, read_tensors, write_model
+from ...torch import LanguageModel
+from ..checkpoints import check_model
+from ..course import Course
+from ..learner import Work
+from ..measure import Windows, continuation, held_out_nats
+from ..moments import read_moments
+from ..options import MANY_STEPS
+from ..order import TrainingSamples
+from . import state as torch_state
+from .measure import TorchModel
 
 __all__ = ["LanguageModelTrainer"]
 

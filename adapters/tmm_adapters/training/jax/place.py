@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import jax
 
-from .jax_devices import devices_of
-from .jax_trainer import JaxTrainer
-from .learner import Work
-from .machine import engine_name
-from .options import TrainingOptions
+from ..learner import Work
+from ..machine import engine_name
+from ..options import TrainingOptions
+from .devices import devices_of
+from .trainer import JaxTrainer
 
 __all__ = ["JaxPlace", "fast_at_bfloat16", "place"]
 

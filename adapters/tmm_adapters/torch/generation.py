@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .torch_sampling import Chance, check_sampling, draw
-from .torch_streaming import Decoder, aligned, evaluating, stream_reorder
+from .sampling import Chance, check_sampling, draw
+from .streaming import Decoder, aligned, evaluating, stream_reorder
 
 __all__ = ["ContextFullError", "Generation"]
 

@@ -19,7 +19,7 @@ from tmm_core._arrays import values_known
 from tmm_core._documents import documents_of, refused_rows
 from tmm_core._exchange import share
 
-from .torch_generation import ContextFullError, Generation
+from .generation import ContextFullError, Generation
 
 __all__ = ["MLP", "Block", "ContextFullError", "LanguageModel", "TokenMixing"]
 

@@ -14,38 +14,29 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax  # type: ignore[import-untyped]
 from jax import Array, lax
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm, mix_tokens
 from tmm_core._documents import refused_rows
 from tmm_core._exchange import share
-from tmm_core._registry import chosen_backend
 
-from .jax_batches import check_batch, check_params, documents_or_none, targets_of
-from .jax_sharding import beside, by_heads, by_rows, lay
+from .batches import check_batch, check_params, documents_or_none, targets_of
+from .sharding import by_heads, by_rows
 
 __all__ = [
-    "ContextFullError",
+    "How",
     "apply",
+    "at_least_float32",
     "block",
+    "cross_entropy",
     "from_params",
-    "generate",
     "init",
     "logits_of",
     "loss",
     "mlp",
-    "optimizer",
     "residual_stream",
-    "stream_copy",
-    "stream_init",
-    "stream_plan",
-    "stream_prefill",
-    "stream_reorder",
-    "stream_step",
     "token_mixing",
-    "train_step",
 ]
 
 Params = Mapping[str, Array]
@@ -262,144 +253,7 @@ def loss(
     batch = {"input_ids": input_ids, "labels": labels, "targets": targets, **masks}
     targets = targets_of(**check_batch(batch, config, mesh))
     logits = apply(params, input_ids, config, **masks, precision=precision, mesh=mesh, backend=backend)
-    return _cross_entropy(logits, targets) / jnp.sum(targets != lm.IGNORED)
-
-
-@functools.cache
-def optimizer(
-    config: TMMConfig,
-    *,
-    learning_rate: float,
-    weight_decay: float = 0.1,
-    beta1: float = 0.9,
-    beta2: float = 0.95,
-    clip: float = 1.0,
-) -> optax.GradientTransformation:
-    """Return AdamW as `torch.optim.AdamW` computes it, for the parameters that are trained; equal calls return one.
-
-    Parameters
-    ----------
-    config : TMMConfig
-        The model: its frozen parameters have no state, and only the weights of linear maps decay.
-    learning_rate : float
-        The peak; `train_step` is told the share of it that a step takes.
-    weight_decay, beta1, beta2, clip : float
-        As in `TrainingOptions`: `clip` is the largest norm of the gradient, and 0 does not clip.
-
-    Examples
-    --------
-    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
-    >>> state = optimizer(config, learning_rate=0.01).init(init(config))
-    >>> optax.tree_utils.tree_get(state, "mu")["embed.weight"].shape
-    (5, 4)
-    """
-    frozen = lm.frozen_names(config)
-    inner = optax.chain(
-        _clipped(clip) if clip > 0 else optax.identity(),
-        optax.scale_by_adam(b1=beta1, b2=beta2, eps=1e-8),
-        optax.add_decayed_weights(weight_decay, mask=lambda params: {name: _decays(name) for name in params}),
-        optax.scale_by_learning_rate(learning_rate),
-    )
-
-    def first_state(params: Any) -> Any:
-        return beside(params, inner.init({name: p for name, p in params.items() if name not in frozen}))
-
-    return optax.GradientTransformation(first_state, inner.update)
-
-
-def train_step(
-    params: Params,
-    opt_state: optax.OptState,
-    batch: Mapping[str, Any],
-    config: TMMConfig,
-    optimizer: optax.GradientTransformation,
-    *,
-    rate: Any = 1.0,
-    precision: Precision = "float32",
-    mesh: Mesh | None = None,
-    backend: str | None = None,
-) -> tuple[dict[str, Array], optax.OptState, Array]:
-    """Return the parameters and the optimiser's state after one step, and the loss before it.
-
-    Parameters
-    ----------
-    params, opt_state
-        Of the step before, or `init(config)` and `optimizer.init(params)`; donated: they hold nothing afterwards.
-    batch : mapping
-        `input_ids`, and `targets` or `labels`, `attention_mask` and `segment_ids` where there are any: the arguments of
-        `loss`. With three axes (a, b, n) the gradients of `a` batches are added up: one step of `a * b` rows.
-    config, precision, mesh, backend
-        As in `apply`.
-    optimizer : optax.GradientTransformation
-        What `optimizer` returns; a program is compiled for each.
-    rate : float or array, ()
-        The share of the peak learning rate that this step takes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `loss`.
-
-    Examples
-    --------
-    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
-    >>> params, adamw = init(config), optimizer(config, learning_rate=0.01)
-    >>> batch = {"input_ids": np.asarray([[1, 4, 2]])}
-    >>> params, state, loss = train_step(params, adamw.init(params), batch, config, adamw)
-    >>> loss.shape
-    ()
-    """
-    how = How(precision, mesh, chosen_backend(backend))
-    check_params(params, config)
-    batch = check_batch(batch, config, mesh, axes=(2, 3))
-    stepped: tuple[dict[str, Array], optax.OptState, Array] = _train_step(
-        dict(params), opt_state, batch, rate, config=config, optimizer=optimizer, how=how
-    )
-    return stepped
-
-
-@functools.partial(jax.jit, static_argnames=("config", "optimizer", "how"), donate_argnums=(0, 1))
-def _train_step(
-    params: Any, opt_state: Any, batch: Any, rate: Any, *, config: TMMConfig, optimizer: Any, how: How
-) -> Any:
-    frozen = lm.frozen_names(config)
-    trained = {name: p for name, p in params.items() if name not in frozen}
-    targets = targets_of(**batch)
-    count = jnp.sum(targets != lm.IGNORED)
-
-    def share_of_loss(trained: Any, rows: Any) -> Array:
-        told = {name: rows[name] for name in ("attention_mask", "segment_ids") if name in rows}
-        logits = apply({**params, **trained}, rows["input_ids"], config, **told, **how._asdict())
-        return _cross_entropy(logits, rows["targets"]) / count
-
-    def add(total: Any, rows: Any) -> Any:
-        return jax.tree.map(jnp.add, total, jax.value_and_grad(share_of_loss)(trained, rows)), None
-
-    batch = {**batch, "targets": targets}
-    if targets.ndim == 2:
-        value, grads = jax.value_and_grad(share_of_loss)(trained, batch)
-    else:
-        nothing = jnp.zeros((), _at_least_float32(params["embed.weight"]).dtype), jax.tree.map(jnp.zeros_like, trained)
-        (value, grads), _ = lax.scan(add, nothing, batch)
-    updates, opt_state = optimizer.update(grads, opt_state, trained)
-    moved = {name: p + (rate * updates[name]).astype(p.dtype) for name, p in trained.items()}
-    return *lay(({**params, **moved}, opt_state), config, how.mesh), value
-
-
-def _clipped(most: float) -> optax.GradientTransformation:
-    """Return Torch's clipping by the norm, whose 1e-6 optax leaves out."""
-
-    def clip(updates: Any, _: Any) -> Any:
-        scale = jnp.minimum(1.0, most / (optax.tree_utils.tree_norm(updates) + 1e-6))
-        return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates)
-
-    return optax.stateless(clip)
-
-
-def _decays(name: str) -> bool:
-    """Return whether a parameter is the weight of a linear map: lags and the embedding of rare tokens do not decay."""
-    *_, layer, part = name.split(".")
-    return part == "weight" and layer != "embed" and not layer.endswith("norm")
+    return cross_entropy(logits, targets) / jnp.sum(targets != lm.IGNORED)
 
 
 def _embed(table: Array, ids: Array) -> Array:
@@ -434,7 +288,7 @@ def _linear(p: Params, x: Array, how: How) -> Array:
 
 def _norm(p: Params, x: Array, config: TMMConfig) -> Array:
     """Return the configured norm; RMSNorm's own eps is the machine epsilon."""
-    y = _at_least_float32(x)
+    y = at_least_float32(x)
     if config.norm == "rms":
         y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + jnp.finfo(x.dtype).eps) * p["weight"]
     else:
@@ -443,9 +297,9 @@ def _norm(p: Params, x: Array, config: TMMConfig) -> Array:
     return y.astype(x.dtype)
 
 
-def _cross_entropy(logits: Array, targets: Array) -> Array:
+def cross_entropy(logits: Array, targets: Array) -> Array:
     """Return the summed cross-entropy (nats) of the targets that count."""
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     counts = targets != lm.IGNORED
     safe = jnp.where(counts & (targets >= 0), targets, 0)
     chosen = jnp.take_along_axis(logits, safe[..., None], axis=-1, mode="fill", fill_value=jnp.nan)[..., 0]
@@ -453,22 +307,11 @@ def _cross_entropy(logits: Array, targets: Array) -> Array:
     return jnp.sum(jnp.where(counts, nats, 0))
 
 
-def _at_least_float32(x: Array) -> Array:
+def at_least_float32(x: Array) -> Array:
+    """Return halves as float32, others as they are."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _part(params: Params, prefix: str) -> dict[str, Array]:
     """Return the parameters under a prefix, by the rest of their names."""
     return {name.removeprefix(prefix + "."): p for name, p in params.items() if name.startswith(prefix + ".")}
-
-
-# Last, since they stream what this module defines.
-from .jax_generation import ContextFullError, generate  # noqa: E402
-from .jax_streaming import (  # noqa: E402
-    stream_copy,
-    stream_init,
-    stream_plan,
-    stream_prefill,
-    stream_reorder,
-    stream_step,
-)

@@ -20,8 +20,8 @@ from tmm_core._checks import check_count
 from tmm_core._decoding import ended_together
 from tmm_core._documents import documents_of, refused_rows
 
-from . import jax as model
-from .jax_batches import check_batch, check_params
+from . import model
+from .batches import check_batch, check_params
 
 __all__ = [
     "DecodingPlan",
