@@ -4,6 +4,7 @@ import copy
 import pickle
 
 import array_api_strict as strict
+import jax
 import numpy as np
 import pytest
 import torch
@@ -159,3 +160,27 @@ def test_streams_of_models_are_copied_so_that_they_go_on_apart(copied):
     expected, _ = lm.stream_step(plan, state, IDS[:, 0])
     logits, _ = lm.stream_step(plan, other, IDS[:, 0])
     assert np.array_equal(logits, expected)
+
+
+def test_streams_are_copied_and_reordered_inside_programs_of_jax():
+    w, x, bias = (
+        jax.numpy.asarray(a, "float32") for a in (random(2, 3), random(2, 5, 4, seed=1), random(2, 4, seed=2))
+    )
+    plan = tmm_core.stream_plan(w, 8, bias=bias)
+    padding = jax.numpy.asarray([2, 1])
+    _, state = tmm_core.stream_prefill(plan, tmm_core.stream_init(plan, (2,), 4), x[:, :4], padding=padding)
+
+    @jax.jit
+    def beams(state, x):
+        (apart, _), chosen = (
+            tmm_core.stream_step(plan, tmm_core.stream_copy(state), x),
+            tmm_core.stream_reorder(state, jax.numpy.asarray([1, 0])),
+        )
+        y, chosen = tmm_core.stream_step(plan, chosen, x[::-1])
+        return apart, y, tmm_core.stream_step(plan, chosen, x)[0]
+
+    apart, reordered, beyond = beams(state, x[:, 4])
+    expected, _ = tmm_core.stream_step(plan, state, x[:, 4])
+    assert np.allclose(apart, expected, atol=1e-6)
+    assert np.allclose(reordered, expected[::-1], atol=1e-6)
+    assert np.isnan(beyond).all(), "the position bias of the row with the least padding has ended"

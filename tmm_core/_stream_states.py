@@ -46,25 +46,29 @@ class StreamState:
         origin: int = 0,
         at: int = 0,
         padding: Array | None = None,
+        end: int | None = None,
     ) -> None:
         """Make a stream that goes on with a tape of its own, in C order."""
         self.plan = plan
         self.steps = steps
         self.shape = shape
         self.padding = padding
-        self.turn_to(tape, origin, at)
+        self.turn_to(tape, origin, at, end)
 
-    def turn_to(self, tape: Array, origin: int, at: int = 0) -> None:
-        """Go on with another tape."""
+    def turn_to(self, tape: Array, origin: int, at: int = 0, end: int | None = None) -> None:
+        """Go on with another tape, to its end or that of the position bias, unless told to which entry."""
         self.tape, self.origin, self.at = tape, origin, at
         rows = (tape.shape[0], tape.shape[2])
         self.rows = self.shape if self.shape == rows else rows  # itself, to be told at once that nothing is reshaped
-        self.end = min(int(tape.shape[1]), self.plan.positions + least_of(self.padding) - origin)
+        if end is None:
+            end = min(int(tape.shape[1]), self.plan.positions + least_of(self.padding) - origin)
+        self.end = end
 
     def __copy__(self) -> StreamState:
         """Return a stream that goes on by itself from here: two on one tape would write over each other."""
         tape = namespace_of(self.tape).asarray(self.tape, copy=True)
-        return self.steps.begin(self.plan, self.shape, tape, origin=self.origin, at=self.at, padding=self.padding)
+        place = {"origin": self.origin, "at": self.at, "padding": self.padding, "end": self.end}
+        return self.steps.begin(self.plan, self.shape, tape, **place)
 
     def __deepcopy__(self, memo: dict[int, object]) -> StreamState:
         """Return the same: plans are shared, never copied."""

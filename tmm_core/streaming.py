@@ -344,4 +344,5 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
         raise ValueError(f"indices must be rows of the batch, 0 to {count - 1}")
     tape, padding = state.steps.chosen_rows(state, xp.reshape(indices, (-1,)))
     shape = (*indices.shape, state.shape[-1])
-    return state.steps.begin(state.plan, shape, tape, origin=state.origin, at=state.at, padding=padding)
+    end = state.end if is_traced(state.origin) else None  # fewer rows may go on for longer: known outside programs only
+    return state.steps.begin(state.plan, shape, tape, origin=state.origin, at=state.at, padding=padding, end=end)

@@ -34,14 +34,14 @@ class TorchStreamState(StreamState):
     __slots__ = ("clock", "shared", "ticks")
     steps: TorchSteps
 
-    def turn_to(self, tape: Tensor, origin: int, at: int = 0) -> None:
+    def turn_to(self, tape: Tensor, origin: int, at: int = 0, end: int | None = None) -> None:
         """Go on with another tape, and with a clock of its own."""
         with torch.inference_mode(False):  # both are written to later, which tensors made in that mode forbid
             self.clock = torch.zeros(4, dtype=torch.int64, device="cpu")
             tape = tape.clone() if tape.is_inference() else tape
         ticks: Any = self.clock.numpy()
         self.ticks = memoryview(ticks)
-        super().turn_to(tape, origin, at)
+        super().turn_to(tape, origin, at, end)
         self.ticks[ORIGIN], self.ticks[END], self.ticks[STEPS] = origin, self.end, self.steps.number
         self.shared = self.steps.shared(tape, self.padding)
 
