@@ -17,6 +17,7 @@ from tmm_adapters.bench.figures import Figure
 from tmm_adapters.bench.tables import heading, table_row
 from tmm_adapters.bench.topics import TOPICS, Task
 from tmm_adapters.bench.turns import Pace, Ratio
+from tmm_adapters.cli import main
 from tmm_adapters.torch import LanguageModel
 from tmm_core import TMMConfig
 
@@ -212,6 +213,14 @@ def test_columns_with_times_of_their_own_are_lines() -> None:
     assert cells(table_row([Figure(task, seconds=0.5)])) == ["512", "Transformer", "", "500.000 ms", ""]
     assert cells(table_row([Figure(task, bytes=2**21)])) == ["512", "Transformer", "", "2.0 MiB", ""]
     assert cells(table_row([Figure(task, missing="no torch")])) == ["512", "Transformer", "", "n/a", ""]
+
+
+def test_the_command_says_how_it_measures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(figures, "_measured", lambda _, task, *__: Figure(task, seconds=0.5))
+    assert main(["bench", "decoding", "--backend", "numpy", "--threads", "1"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(TOPICS["decoding"].note) == 1
+    assert said.count("500.000 ms") == len(figures.plan(["decoding"], None, "numpy"))
 
 
 def test_what_takes_long_is_measured_where_it_was_asked_for() -> None:

@@ -199,8 +199,7 @@ def first_tokens(case: Decoding) -> Ratio:
 
 def slowest_step(case: Decoding) -> float:
     """Return the seconds of the step with the largest tile, whose spectra a plan makes when it first comes there."""
-    largest, found = 1 << ((case.n - 1).bit_length() - 1), []
-    model = case.model()
+    largest, found, model = 1 << ((case.n - 1).bit_length() - 1), [], case.model()
     case.text(model).mix_to(min(case.n, FIRST))  # compiles
     for _ in range(3):
         text = case.text(model)
@@ -219,7 +218,7 @@ def tiles(case: Decoding) -> float:
 
 def cache(case: Decoding) -> int:
     """Return the bytes of a layer's cache, for n tokens from scratch."""
-    return _held(case.text(case.model(blocks=1)))
+    return int(case.text(case.model(blocks=1)).state.layers[0][0].tape.nbytes)
 
 
 def cache_after_prompt(case: Decoding) -> int:
@@ -228,7 +227,7 @@ def cache_after_prompt(case: Decoding) -> int:
 
     text = case.text(case.model(blocks=1))
     text.model.stream_prefill(text.plan, text.state, torch.ones(1, case.n // 2, dtype=torch.int64))
-    return _held(text)
+    return int(text.state.layers[0][0].tape.nbytes)
 
 
 def transformer_cache(case: Decoding) -> int:
@@ -292,10 +291,6 @@ def _joined(text: Text, count: int) -> JoinedDecoder:
     decoder = JoinedDecoder(text.model)
     decoder.begin_after(count)
     return decoder
-
-
-def _held(text: Text) -> int:
-    return int(text.state.layers[0][0].tape.nbytes)
 
 
 def _same(x: Tensor) -> Tensor:

@@ -101,6 +101,15 @@ def _packing(task: Task) -> Ratio:
     return compare_packing(task.n, task.column, task.backend, QUICK if task.quick else TRAINING, task.tokens)
 
 
+_HOW = """\
+Earlier tokens went through the mixing of each layer alone: tapes and tiles are those of a text from scratch.
+Against others: tokens out of the last 1000 before n, or out of the second half of a shorter text.
+Our first tokens: all of the last 1000 against the first 1000, so that less than 0.67 means 1.5 times as slow.
+The whole text: ours with all its tiles, theirs as in its middle, since its time is linear in the position.
+First token after n: plan and cache included; more than 1024 tokens go through fewer blocks, scaled to ten.
+The slowest step is that of the largest tile, with its spectra."""
+
+
 @dataclass(frozen=True)
 class Topic:
     """What is measured, and how its table looks."""
@@ -122,6 +131,8 @@ class Topic:
     """Columns that are measured at some of the usual lengths."""
     listed: bool = False
     """Whether columns, each with a time of its own, are lines of the table."""
+    note: str = ""
+    """What there is to know of how it is measured; printed below the title."""
 
     def columns_at(self, n: int, *, usual: bool) -> list[str]:
         """Return what is measured at a length, which is one of the usual ones or asked for."""
@@ -173,7 +184,7 @@ TOPICS = {
         ours=_microseconds_a_token,
     ),
     "decoding": Topic(
-        "decoding (d 512, 4 heads, 10 layers, vocabulary 8000): a token after n others, which only the mixing took",
+        "decoding one text (d 512, 4 heads, 10 layers, vocabulary 8000): how many times as fast a token after n is",
         columns=tuple(MEASURED),
         measure=_decoding,
         lengths=DECODED,
@@ -182,6 +193,7 @@ TOPICS = {
         once=True,
         only=ONLY,
         listed=True,
+        note=_HOW,
     ),
     "packing": Topic(
         "training on packed documents kept apart: how many times as fast as on joined ones",

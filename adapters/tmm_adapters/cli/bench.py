@@ -123,5 +123,7 @@ def _print_row(row: Sequence[Figure], allocator: str, *, new: bool) -> None:
     topic = row[0].task.topic
     if new:
         print(f"\n{TOPICS[topic].title}; allocator: {allocator}\n")
+        if TOPICS[topic].note:
+            print(f"{TOPICS[topic].note}\n")
         print("\n".join(heading(topic)))
     print(table_row(row), flush=True)
