@@ -50,6 +50,20 @@ def test_tensors_that_are_not_what_their_memory_holds(backend):
         assert torch.allclose(y, -(w[:, :1].repeat(1, 2).reshape(4)).to(dtype), rtol=1e-3)
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_streams_are_where_their_arrays_are_whatever_the_default_device(backend):
+    w, x, bias = (torch.from_numpy(random(*shape)) for shape in ((2, 4), (2, N, 4), (2, N)))
+    padding, rows = torch.tensor([0, 2]), torch.tensor([1, 0])
+    with torch.device("meta"):
+        plan = tmm_core.stream_plan(w, N, bias=bias, softplus=True, mean=True, backend=backend)
+        _, state = tmm_core.stream_prefill(plan, tmm_core.stream_init(plan, (2,), 4), x[:, :3], padding=padding)
+        for t in range(3, N):
+            y, state = tmm_core.stream_step(plan, state, x[:, t])
+            state = tmm_core.stream_copy(state)
+        assert tmm_core.stream_reorder(state, rows).position == N
+    assert torch.allclose(y[0], mix_tokens(w, x[0], bias, softplus=True, mean=True)[-1])
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_tensors_without_values_here_are_refused_and_change_nothing(backend):

@@ -49,7 +49,7 @@ class TorchBridge:
 
     def stream_steps(self, engine: Any | None, parts: Parts, /) -> Steps:
         """Return how streams of tensors go on: an engine of NumPy arrays steps in the tensors' own memory."""
-        if engine is None or engine.owns(torch.empty(0).numpy()):
+        if engine is None or engine.owns(torch.empty(0, device="cpu").numpy()):
             return TorchSteps(engine, parts)
         return TorchForeignSteps(engine, parts)
 
