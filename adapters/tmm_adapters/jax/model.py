@@ -151,7 +151,7 @@ def apply(
         `bfloat16` computes linear maps, what is between them and the logits in bfloat16, from parameters, a residual
         stream and norms that keep their own dtype, as Torch's autocast does; `float32` changes no dtype.
     mesh : jax.sharding.Mesh, optional
-        Devices that share the work, where parameters and batch lie as `jax_sharding.shardings` says.
+        Devices that share the work, where parameters and batch lie as `tmm_adapters.jax.sharding.shardings` says.
     backend : str, optional
         Who computes the Toeplitz products; see `tmm_core.use_backend`.
 
