@@ -2,6 +2,7 @@
 
 import threading
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch._dynamo.testing
 
 import tmm_core
-from tmm_core import _arrays
+from tmm_core import _arrays, _registry
 from tmm_core._streaming_laws import (
     Layer,
     check_stream_non_finite,
@@ -287,3 +288,61 @@ def test_prompts_are_not_compiled():
     with pytest.raises(Exception, match="take prompts uncompiled"):
         prefill(torch.randn(3, 2))
     assert state.position == 0
+
+
+class Elsewhere:
+    """An engine whose memory is not NumPy's, as far as it tells."""
+
+    def __init__(self):
+        self.engine = _registry.get_backend("numba").engine
+
+    def owns(self, array):
+        return False
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_go_to_engines_of_other_memory_and_come_back(monkeypatch, dtype):
+    monkeypatch.setattr(_registry, "choose_streamer", lambda *_: Elsewhere())
+    layer = layers("float32", N)["mean"]
+    w, x, bias = (torch.from_numpy(a).to(dtype) for a in layer.arrays(NUMPY))
+    plan = tmm_core.stream_plan(w, N, bias=bias, softplus=True, mean=True)
+    state = tmm_core.stream_init(plan, (3,), 4, dtype=dtype)
+    assert isinstance(state.tape, np.ndarray)
+    with pytest.raises(ValueError, match=r"x requires one: call it inside torch.no_grad\(\)"):
+        tmm_core.stream_step(plan, state, x[:, 0].clone().requires_grad_())
+    y, state = tmm_core.stream_prefill(plan, state, x[:, :6], padding=torch.zeros(3, dtype=torch.int32))
+    state = tmm_core.stream_reorder(state, torch.tensor([2, 1, 0]))
+    outputs, _ = steps(plan, state, x[:, 6:].flip(0))
+    found = torch.cat([y, torch.stack(outputs, 1).flip(0)], 1)
+    expected = tmm_core.mix_tokens(w.float(), x.float(), bias.float(), softplus=True, mean=True)
+    assert found.dtype == dtype
+    assert torch.allclose(found.float(), expected, atol=1e-5 if dtype == torch.float32 else 0.05)
+
+
+# --- JAX --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lag_that_a_program_does_not_know_to_be_nan_counts_from_the_document_too():
+    def prefill(w):
+        plan = tmm_core.stream_plan(w, 5, backend="jax")
+        state = tmm_core.stream_init(plan, (2,), 1)
+        return tmm_core.stream_prefill(plan, state, jax.numpy.ones((2, 5, 1)), padding=jax.numpy.asarray([0, 2]))[0]
+
+    y = jax.jit(prefill)(jax.numpy.asarray([1, np.nan]))
+    assert np.isnan(y[..., 0]).tolist() == [[False, True, True, True, True], [False, False, False, True, True]]
+
+
+def test_padding_needs_a_position_that_is_known():
+    plan = tmm_core.stream_plan(jax.numpy.ones(3), 8, backend="jax")
+    x, padding = jax.numpy.ones((1, 2, 4)), jax.numpy.ones(1, int)
+
+    def prefill(state):
+        return tmm_core.stream_prefill(plan, state, x, padding=padding)[0]
+
+    with pytest.raises(ValueError, match="whether one has come is not known in traced code"):
+        jax.jit(prefill)(tmm_core.stream_init(plan, (1,), 4))
+    y = jax.jit(lambda: prefill(tmm_core.stream_init(plan, (1,), 4)))()
+    assert y[0, :, 0].tolist() == [0, 1]

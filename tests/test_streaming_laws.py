@@ -3,9 +3,16 @@
 import dataclasses
 
 import pytest
-from conftest import library_or_skip
 
-from tmm_core._streaming_laws import check_chunks, check_padding, check_stream_memory, check_streaming
+from conftest import library_or_skip
+from tmm_core._streaming_laws import (
+    check_chunks,
+    check_independence_of_streams,
+    check_own_leaf,
+    check_padding,
+    check_stream_memory,
+    check_streaming,
+)
 from tmm_core.testing import STREAMING_LAWS
 
 ALL = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -24,21 +31,31 @@ PAIRS = {
     ("torch-compiled", "numba"): ("float32", "bfloat16"),
 }
 CASES = [
-    # A step is compiled for every number of axes and every dtype, and takes a second each time.
+    # A step is compiled for every number of axes and every dtype, and takes a second each time: chunks are tokens
+    # between prompts, which the law of padding compiles as well.
     *(
         (*pair, law)
         for pair in PAIRS
         for law in STREAMING_LAWS
-        if (pair[0], law) != ("torch-compiled", check_streaming)
+        if pair[0] != "torch-compiled" or law not in (check_streaming, check_chunks)
     ),
     # What other engines do of a stream are prompts and tiles.
     ("numpy", "numpy", check_chunks),
     ("numpy", "torch", check_chunks),
     ("torch", "torch", check_chunks),
     ("torch-compiled", "array_api", check_padding),
+    # JAX compiles a program for every shape; in programs of one's own positions are traced. Laws of inputs: see
+    # `test_jax_generation.py`.
+    *((name, "jax", law) for name in ("jax", "jax-jit") for law in (check_own_leaf, check_independence_of_streams)),
     # Steps of Dask arrays make graphs that grow with the stream, so one short stream must do.
     ("dask", "array_api", check_stream_memory),
 ]
+
+
+def compiled_for_a_plan(step):
+    import jax
+
+    return jax.jit(step, static_argnums=0)
 
 
 @pytest.mark.parametrize(
@@ -49,5 +66,7 @@ def test_law(name, backend, law):
     library = library_or_skip(name)
     if backend in ("torch", "numba"):
         library_or_skip(backend)
+    if name == "jax-jit":
+        library = dataclasses.replace(library, transform=compiled_for_a_plan)
     wanted = PAIRS.get((name, backend), ("float32",))
     law(dataclasses.replace(library, dtypes=tuple(d for d in library.dtypes if d in wanted)), backend)

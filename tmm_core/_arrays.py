@@ -75,7 +75,10 @@ def values_known(*arrays: Array | None) -> bool:
 
 
 def values_within_reach(*arrays: Array | None) -> bool:
-    """Return whether the arrays have values that rare bookkeeping may look at, though it waits for a device then."""
+    """Return whether the arrays have values that rare bookkeeping may look at, though it waits for a device then.
+
+    Ask for what has been computed of arrays: in a program of JAX's it has no values, though they may.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and (torch.compiler.is_compiling() or any(_is_stand_in(torch, array) for array in arrays)):
         return False

@@ -85,6 +85,7 @@ class StreamState:
 
 def least_of(padding: Array | None) -> int:
     """Return how much longer than the position bias a stream may be: 0 where that cannot be known."""
-    if padding is None or padding.shape[0] == 0 or not values_within_reach(padding):
+    if padding is None or padding.shape[0] == 0:
         return 0
-    return int(namespace_of(padding).min(padding))
+    least = namespace_of(padding).min(padding)
+    return int(least) if values_within_reach(least) else 0

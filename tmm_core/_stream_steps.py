@@ -47,7 +47,8 @@ class Steps:
         self.leaf = parts.leaf or _tiles.LEAF
         self.product = functools.partial(causal_toeplitz_matmul, backend=parts.backend)
         self.xp: ModuleType = namespace_of(parts.lags)
-        self.spoiled = values_within_reach(parts.lags) and bool(self.xp.any(self.xp.isnan(parts.lags)))
+        spoiled = self.xp.any(self.xp.isnan(parts.lags))
+        self.spoiled = not values_within_reach(spoiled) or bool(spoiled)  # or may be
         self.plain = parts.sums is None and parts.bias is None
         self.half = parts.lags.dtype != parts.dtype
 
@@ -91,8 +92,8 @@ class Steps:
         if padding is not None:
             y = xp.where(_after(padding, n)[..., None], y, xp.zeros_like(y))
             state.padding = padding
-            if not values_within_reach(padding):
-                wrong = ((padding < 0) | (padding >= n))[:, None, None]
+            wrong = ((padding < 0) | (padding >= n))[:, None, None]
+            if not values_within_reach(wrong):
                 y, later = nan_where(wrong, y), nan_where(wrong, later)
         state.turn_to(later, begin + n)
         return xp.astype(xp.reshape(y, shape), self.parts.dtype, copy=False)

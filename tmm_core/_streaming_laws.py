@@ -347,6 +347,9 @@ def check_stream_refusals(library: Library, backend: str) -> None:
         (ValueError, "shape", lambda: prefill(plan, state, x[:1, :2, :])),
         *((TypeError, "dtype", lambda other=other: step(plan, state, other)) for other in others),
         (TypeError, "array", lambda: step(plan, state, [1.0])),
+        (TypeError, "array", lambda: prefill(plan, state, [[1.0]])),
+        (TypeError, "array", lambda: prefill(plan, fresh(), x, padding=[0, 2])),
+        (TypeError, "array", lambda: streaming.stream_reorder(state, [0, 1])),
         (ValueError, "padding", lambda: prefill(plan, state, x[:, :3, :], padding=padding)),
         (ValueError, "rows without tokens", lambda: prefill(plan, fresh(), x[:, :2, :], padding=padding)),
         (ValueError, "rows without tokens", lambda: prefill(plan, fresh(), x, padding=padding - 1)),
@@ -398,4 +401,4 @@ STREAMING_LAWS: tuple[Callable[[Library, str], None], ...] = (
     check_stream_memory,
     check_stream_refusals,
 )
-"""Every law as a function of a library and the name of a backend; one that is broken raises AssertionError."""
+"""Those of streams, as functions of a library and the name of a backend; a broken one raises AssertionError."""

@@ -20,6 +20,8 @@ from .mixing import float32_at_least, mix_tokens
 
 __all__ = [
     "IGNORED",
+    "DecodingPlan",
+    "DecodingState",
     "check_params",
     "decayed_names",
     "flops_per_token",
@@ -310,6 +312,8 @@ def _in_vocabulary(xp: ModuleType, ids: Array, size: int, what: str) -> Array:
 
 # Last, since it streams what this module defines.
 from ._decoding import (  # noqa: E402
+    DecodingPlan,
+    DecodingState,
     stream_copy,
     stream_init,
     stream_plan,

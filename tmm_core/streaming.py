@@ -244,7 +244,8 @@ def _check_padding(state: StreamState, x: Array, padding: Array) -> Array:
     if state.position > 0:
         raise ValueError(f"padding comes before a stream's first token, and {state.position} have come: pass none")
     padding = as_integers(xp.reshape(padding, (-1,)))
-    if values_within_reach(padding) and not bool(xp.all((padding >= 0) & (padding < n))):
+    outside = xp.any((padding < 0) | (padding >= n))
+    if values_within_reach(outside) and bool(outside):
         raise ValueError(
             f"padding must be at least 0 and less than the {n} tokens of x, and goes from {int(xp.min(padding))} to "
             f"{int(xp.max(padding))}: leave out rows without tokens"
@@ -340,7 +341,8 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     if not xp.isdtype(indices.dtype, "integral"):
         raise TypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
     indices, count = as_integers(indices), state.rows[0]
-    if values_within_reach(indices) and not bool(xp.all((indices >= 0) & (indices < count))):
+    outside = xp.any((indices < 0) | (indices >= count))
+    if values_within_reach(outside) and bool(outside):
         raise ValueError(f"indices must be rows of the batch, 0 to {count - 1}")
     tape, padding = state.steps.chosen_rows(state, xp.reshape(indices, (-1,)))
     shape = (*indices.shape, state.shape[-1])

@@ -2,8 +2,8 @@
 
 A stranger's backend passes when every law holds for every library that it serves::
 
-    from tmm_core.testing import LAWS, numpy_library
-    for law in LAWS:
+    from tmm_core.testing import LAWS, STREAMING_LAWS, numpy_library
+    for law in (*LAWS, *STREAMING_LAWS):
         law(numpy_library(), "mybackend")
 
 and, with a library that differentiates, `check_gradients`. This module needs NumPy, which computes the oracles.
@@ -520,4 +520,5 @@ LAWS: tuple[Law, ...] = (
     check_solve,
     *BATCH_LAWS,
 )
-"""Every law as a function of a library and the name of a backend; one that is broken raises AssertionError."""
+"""The laws of products and batches, as functions of a library and the name of a backend; a broken one raises
+AssertionError. Those of streams are `STREAMING_LAWS`, and that of derivatives is `check_gradients`."""
