@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _lines(path: Path) -> list[str]:
     """Return the lines of a file that hold text."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other separators belong to the text
     except FileNotFoundError as error:
         raise FileNotFoundError(f"there is no file {path} of --prompts: check the path") from error
     except UnicodeDecodeError as error:

@@ -50,19 +50,22 @@ class Generation(Decoder):
         input_ids = self.checked_ids(input_ids)
         prompt, padding = (input_ids, None) if attention_mask is None else aligned(input_ids, attention_mask)
         (batch, longest), device = prompt.shape, prompt.device
-        lengths = torch.full((batch,), longest) if padding is None else longest - padding.cpu()
+        lengths = torch.full((batch,), longest, device="cpu") if padding is None else longest - padding.cpu()
         limit = self.tmm_config.max_len if self.tmm_config.position_bias and len(self.blocks) else math.inf
         taken = [input_ids]
         if max_new_tokens > 0 and longest > limit:
             raise _full(limit, taken)
         with evaluating(self):
             chance = None if temperature == 0 else Chance(generator, batch, device)
-            rows = torch.arange(batch)  # those that are streamed
-            going = torch.ones(batch, dtype=torch.bool)  # those that have not ended
+            rows = torch.arange(batch, device="cpu")  # those that are streamed
+            going = torch.ones(batch, dtype=torch.bool, device="cpu")  # those that have not ended
             for count in range(max_new_tokens):
                 if count == 0:
-                    plan = self.stream_plan(longest + max_new_tokens - 1)  # the last token needs no place of its own
-                    mask = None if padding is None else torch.arange(longest) >= longest - lengths[:, None]
+                    # The last token needs no place of its own, and the shortest text has as many as the bias.
+                    most = min(longest + max_new_tokens - 1, longest - int(lengths.min()) + limit)
+                    plan = self.stream_plan(int(most))
+                    times = torch.arange(longest, device="cpu")
+                    mask = None if padding is None else times >= longest - lengths[:, None]
                     logits, state = self.stream_prefill(plan, self.stream_init(plan, batch), prompt, mask)
                 else:
                     if int(lengths[rows].max()) + count > limit:
@@ -82,7 +85,7 @@ class Generation(Decoder):
                 if stop_token is not None:
                     going &= (tokens != stop_token).cpu()
                 taken.append(tokens[:, None])
-                yield tokens
+                yield tokens.clone()  # which who takes it may change
                 if not bool(going.any()):
                     return
 
@@ -157,7 +160,7 @@ class Generation(Decoder):
                 generator=generator,
                 stop_token=stop_token,
             ):
-                taken.append(tokens[:, None])
+                taken.append(tokens[:, None].clone())
                 if on_token is not None:
                     on_token(tokens[0] if single else tokens)
         except ContextFullError as error:

@@ -90,8 +90,10 @@ def draw(
         raise ValueError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
     if uniform is None:
         return logits.argmax(dim=-1)
-    logits = logits.float() - top.float()  # however small the temperature, the likeliest stays finite
-    p = torch.softmax(logits / max(temperature, torch.finfo(torch.float32).tiny), dim=-1)
+    wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
+    logits = (logits.to(wide) - top.to(wide)).float()  # however small the temperature, the likeliest stays finite
+    finite = torch.finfo(torch.float32)
+    p = torch.softmax(logits / min(max(temperature, finite.tiny), finite.max), dim=-1)
     ids = None
     if top_p < 1 or top_k is not None:
         k = p.shape[1] if top_k is None else min(top_k, p.shape[1])

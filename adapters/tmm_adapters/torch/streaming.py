@@ -26,17 +26,25 @@ class DecodingPlan:
         self.capacity = capacity
         self.layers = layers
         # Tensors of inference mode have no version. A list that is compared whole takes a third of the time a step.
-        self._parameters = [parameter for parameter in model.parameters() if not parameter.is_inference()]
+        self._places = [
+            (module._parameters, name)
+            for module in model.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        self._parameters = [places[name] for places, name in self._places]
+        self._ids = list(map(id, self._parameters))
+        self._versioned: list[Any] = [parameter for parameter in self._parameters if not parameter.is_inference()]
         self._versions = self._current()
 
     def _current(self) -> list[int]:
-        return [parameter._version for parameter in self._parameters]
+        return [parameter._version for parameter in self._versioned]
 
     def check(self, model: Decoder) -> None:
         """Refuse another model, or parameters that are no longer those of the plan's filters."""
         if self.model is not model:
             raise ValueError("the plan belongs to another model: expected one that this model's stream_plan made")
-        if self._current() != self._versions:
+        if [id(places[name]) for places, name in self._places] != self._ids or self._current() != self._versions:
             raise ValueError("the model's parameters have changed since the plan was made: make a new plan")
 
 
@@ -247,14 +255,14 @@ def stream_reorder(state: DecodingState, indices: Tensor) -> DecodingState:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Let a model compute as in evaluation, and leave it in the mode that it was in."""
-    training = model.training
+    training = [module for module in model.modules() if module.training] if model.training else []
     if training:
         model.eval()
     try:
         yield
     finally:
-        if training:
-            model.train()
+        for module in training:  # one by one: parts may have been in evaluation
+            module.training = True
 
 
 def aligned(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor | None]:
