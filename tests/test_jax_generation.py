@@ -15,7 +15,7 @@ from tmm_adapters import jax as model
 from tmm_adapters.jax import generation as jax_generation
 from tmm_adapters.torch import LanguageModel
 from tmm_backends._jax import streaming as steps
-from tmm_core import TMMConfig, lm, streaming
+from tmm_core import TMMConfig, lm, mix_tokens, streaming
 from tmm_core._streaming_laws import check_padding, check_stream_memory, check_stream_non_finite, check_stream_refusals
 
 ONE = {name: dataclasses.replace(config, n_layers=1) for name, config in VARIANTS.items()}
@@ -85,7 +85,7 @@ def test_layers_stream_where_positions_are_traced(leaf: int | None):
     rng = np.random.default_rng(0)
     w, x = rng.standard_normal((2, 2, 9)), rng.standard_normal((1, 21, 4))
     plan = streaming.make_plan(jnp.asarray(w), 20, bias=None, softplus=False, mean=False, backend="numba", leaf=leaf)
-    expected = np.asarray(model.mix_tokens(w, x))
+    expected = np.asarray(mix_tokens(w, x))
     advance = jax.jit(lambda state, x: streaming.stream_step(plan, state, x))
     follow = jax.jit(lambda state, x: streaming.stream_prefill(plan, state, x))
     state, found = streaming.stream_init(plan, (1,), 4), []
@@ -117,7 +117,7 @@ def test_steps_compile_nothing_after_the_first_tiles():
         found.append(y)
     assert counts[7] - counts[6] == 1  # the tile of 8, and so on
     assert counts[32] == counts[31] == counts[16] + 1 == counts[15] + 1
-    assert np.stack(found, axis=1) == pytest.approx(np.asarray(model.mix_tokens(w, x)), abs=1e-12)
+    assert np.stack(found, axis=1) == pytest.approx(np.asarray(mix_tokens(w, x)), abs=1e-12)
 
 
 def test_an_input_spoils_no_more_than_the_lags_reach():
