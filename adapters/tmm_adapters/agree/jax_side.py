@@ -27,9 +27,15 @@ Numbers = NDArray[Any]
 class JaxSide(Side):
     """JAX: arrays, the model and its training."""
 
-    def __init__(self) -> None:
-        """Let single operations be compiled quickly: there are thousands, each for an array or two."""
-        jax.config.update("jax_disable_most_optimizations", True)
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Let single operations be compiled quickly, there being hundreds, and once.
+
+        JAX pulls back in the context of a mesh of no devices, and what is compiled in a context is for that alone.
+        """
+        no_mesh = jax.sharding.AbstractMesh((), ())
+        with _optimised(False), jax.sharding.use_abstract_mesh(no_mesh):
+            yield
 
     def array(self, values: Numbers, dtype: str) -> Array:
         """Return numbers as an array of JAX."""
@@ -59,7 +65,7 @@ class JaxSide(Side):
             grads = jax.grad(lambda trained: loss({**params, **trained}, ids, config))(trained)
             return {"logits": apply(params, ids, config), **grads}
 
-        with _usual_programs() if case.whole else nullcontext():
+        with _optimised(True) if case.whole else nullcontext():
             computed = (jax.jit(both) if case.whole else both)(trained, params, jnp.asarray(case.ids))
         return {name: np.asarray(a) for name, a in computed.items()}
 
@@ -76,7 +82,7 @@ class JaxSide(Side):
         )
         params = from_params(t.params(dtype), t.config)
         state, losses = adamw.init(params), []
-        with _usual_programs():
+        with _optimised(True):
             for ids in t.batches():
                 params, state, loss = train_step(params, state, {"input_ids": ids}, t.config, adamw)
                 losses.append(float(loss))
@@ -84,10 +90,11 @@ class JaxSide(Side):
 
 
 @contextmanager
-def _usual_programs() -> Iterator[None]:
-    """Let programs be optimised as they are for users."""
-    jax.config.update("jax_disable_most_optimizations", False)
+def _optimised(usual: bool) -> Iterator[None]:
+    """Let programs be optimised as they are for users, or hardly."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", not usual)
     try:
         yield
     finally:
-        jax.config.update("jax_disable_most_optimizations", True)
+        jax.config.update("jax_disable_most_optimizations", before)

@@ -91,7 +91,7 @@ def _measure(measured: Measured, name: str, topic: Topic, column: Column, dtype:
     if reason is not None:
         measured.refusals[name] = reason
         return
-    with use_backend(column.engine):
+    with side.computing(), use_backend(column.engine):
         for case, numbers in topic.cases().items():
             found = topic.run(side, numbers, dtype)
             measured.arrays.update({Key(name, case, part): array for part, array in found.items()})

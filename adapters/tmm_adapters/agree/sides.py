@@ -6,6 +6,7 @@ JAX's side is `tmm_adapters.agree.jax_side`, which is the one that imports it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -26,6 +27,10 @@ Numbers = NDArray[Any]
 
 class Side:
     """A library whose arrays the operations are called with; NumPy, unless a subclass says otherwise."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Return the context in which everything is computed."""
+        return nullcontext()
 
     def array(self, values: Numbers, dtype: str) -> Array:
         """Return numbers as an array of the library."""
