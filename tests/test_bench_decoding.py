@@ -47,7 +47,7 @@ def test_joined_decode_can_begin_late() -> None:
     decoder.begin_after(7)
     decoder.step(torch.tensor([1]))
     decoder.mix(torch.ones(1, 8))
-    assert {history.shape for layers in decoder.layers for layer in layers for history in layer.history} == {(1, 9, 4)}
+    assert {history.shape for layer in decoder.layers.values() for history in layer.history} == {(1, 9, 4)}
 
 
 @pytest.mark.parametrize("prompt", [1, 9])
@@ -90,11 +90,11 @@ def test_a_text_that_mixing_alone_took_on_goes_on_as_if_written() -> None:
     text.mix(inputs[20])
     later = text.copy()
     assert text.state.position == later.state.position == 21
-    for block, plans, states in zip(model.blocks, text.plan.layers, text.state.layers, strict=True):
-        y, _ = tmm_core.stream_step(plans[0], states[0], inputs[21])
-        whole = tmm_core.mix_tokens(block.mix.lags, inputs[:, 0])
+    for name, (lags, _) in model.filters().items():
+        y, _ = tmm_core.stream_step(text.plan.layers[name], text.state.layers[name], inputs[21])
+        whole = tmm_core.mix_tokens(lags, inputs[:, 0])
         torch.testing.assert_close(y[0], whole[-1], rtol=1e-4, atol=1e-5)
-    assert [states[0].at for states in later.state.layers] == [21, 21]
+    assert [state.at for state in later.state.layers.values()] == [21, 21]
     assert later.step().shape == (1, 11)
 
 

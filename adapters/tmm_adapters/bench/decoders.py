@@ -75,25 +75,23 @@ class JoinedDecoder:
     def __init__(self, model: LanguageModel) -> None:
         """Begin a text."""
         self.model = model
-        blocks: list[Any] = list(model.blocks)
-        self.layers = [[JoinedHistory(*filters) for filters in block.mix.filters()] for block in blocks]
-        self._takers = [[layer.put for layer in layers] for layers in self.layers]
+        self.layers = {name: JoinedHistory(*filters) for name, filters in model.filters().items()}
 
     def begin_after(self, count: int) -> None:
         """Let `count` tokens have come, of one text: random ones, since time does not depend on them."""
         c = self.model.tmm_config
-        for layer in (layer for layers in self.layers for layer in layers):
+        for layer in self.layers.values():
             layer.history = [torch.randn(1, count, c.d_model // c.heads) for _ in range(c.heads)]
 
     def mix(self, x: Tensor) -> None:
         """Put a token (b, d) through the layers' products alone."""
-        for layer in (layer for layers in self.layers for layer in layers):
+        for layer in self.layers.values():
             layer.put(x)
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits, (b, V), after the next tokens, (b,)."""
-        return self.model.logits_of(self.model.residual_stream(tokens, streams=self._takers))  # type: ignore[arg-type]
+        return self.model.logits_of(self.model.residual_stream(tokens, mix=lambda name, x: self.layers[name].put(x)))
 
 
 class Text:
@@ -114,9 +112,8 @@ class Text:
 
     def mix(self, x: Tensor) -> None:
         """Put a token (1, d) through the layers' products alone."""
-        for plans, states in zip(self.plan.layers, self.state.layers, strict=True):
-            for plan, state in zip(plans, states, strict=True):
-                tmm_core.stream_step(plan, state, x)
+        for name, plan in self.plan.layers.items():
+            tmm_core.stream_step(plan, self.state.layers[name], x)
         self.state.position += 1
 
     def mix_to(self, position: int, inputs: Tensor | None = None) -> Seconds:
@@ -130,12 +127,12 @@ class Text:
         rows = list(inputs.unbind())
         seconds = np.zeros(position - begin)
         clock = time.perf_counter
-        for plans, states in zip(self.plan.layers, self.state.layers, strict=True):
-            for plan, state in zip(plans, states, strict=True):
-                for i in range(len(seconds)):
-                    start = clock()
-                    tmm_core.stream_step(plan, state, rows[i % len(rows)])
-                    seconds[i] += clock() - start
+        for name, plan in self.plan.layers.items():
+            state = self.state.layers[name]
+            for i in range(len(seconds)):
+                start = clock()
+                tmm_core.stream_step(plan, state, rows[i % len(rows)])
+                seconds[i] += clock() - start
         self.state.position = position
         return seconds
 

@@ -177,11 +177,10 @@ def no_mixing(case: Decoding) -> Ratio:
     import torch
 
     text = case.late_text()
-    streams = [[_same]] * case.blocks
 
     @torch.no_grad()
     def theirs() -> Tensor:
-        logits: Tensor = text.model.logits_of(text.model.residual_stream(text.token, streams=streams))
+        logits: Tensor = text.model.logits_of(text.model.residual_stream(text.token, mix=_same))
         return logits
 
     return case.turns(text, text.step, theirs)
@@ -218,7 +217,7 @@ def tiles(case: Decoding) -> float:
 
 def cache(case: Decoding) -> int:
     """Return the bytes of a layer's cache, for n tokens from scratch."""
-    return int(case.text(case.model(blocks=1)).state.layers[0][0].tape.nbytes)
+    return _tape_bytes(case.text(case.model(blocks=1)))
 
 
 def cache_after_prompt(case: Decoding) -> int:
@@ -227,7 +226,7 @@ def cache_after_prompt(case: Decoding) -> int:
 
     text = case.text(case.model(blocks=1))
     text.model.stream_prefill(text.plan, text.state, torch.ones(1, case.n // 2, dtype=torch.int64))
-    return int(text.state.layers[0][0].tape.nbytes)
+    return _tape_bytes(text)
 
 
 def transformer_cache(case: Decoding) -> int:
@@ -293,5 +292,11 @@ def _joined(text: Text, count: int) -> JoinedDecoder:
     return decoder
 
 
-def _same(x: Tensor) -> Tensor:
+def _same(name: str, x: Tensor) -> Tensor:
     return x
+
+
+def _tape_bytes(text: Text) -> int:
+    """Return the bytes of the only layer's cache."""
+    (state,) = text.state.layers.values()
+    return int(state.tape.nbytes)

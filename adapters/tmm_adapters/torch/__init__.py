@@ -1,6 +1,7 @@
 """The Toeplitz MLP Mixer language model in PyTorch: its modules, its streams, and how it continues texts."""
 
-from .generation import ContextFullError
+from ..sampling import ContextFullError
 from .model import MLP, Block, LanguageModel, TokenMixing
+from .streaming import stream_copy, stream_reorder
 
-__all__ = ["MLP", "Block", "ContextFullError", "LanguageModel", "TokenMixing"]
+__all__ = ["MLP", "Block", "ContextFullError", "LanguageModel", "TokenMixing", "stream_copy", "stream_reorder"]

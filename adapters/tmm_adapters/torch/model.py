@@ -6,7 +6,8 @@ mathematics of token mixing is `tmm_core.mix_tokens`; everything else is `torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -16,16 +17,16 @@ from torch import Tensor, nn
 
 from tmm_core import TMMConfig, lm, mix_tokens
 from tmm_core._arrays import values_known
-from tmm_core._documents import documents_of, refused_rows
+from tmm_core._documents import documents_of, foretold_by, refused_rows
 from tmm_core._exchange import share
 
-from .generation import ContextFullError, Generation
+from . import generation, streaming
 
-__all__ = ["MLP", "Block", "ContextFullError", "LanguageModel", "TokenMixing"]
+__all__ = ["MLP", "Block", "LanguageModel", "TokenMixing"]
 
 
-Streams = Sequence[Callable[[Tensor], Tensor]]
-"""What takes the next tokens of a stream, one for each of a layer's products."""
+Mix = Callable[[str, Tensor], Tensor]
+"""Mixes tokens by the filter of a name: `blocks.0.mix.lags` to a model, and `lags` to that block."""
 
 
 class TokenMixing(nn.Module):
@@ -42,24 +43,26 @@ class TokenMixing(nn.Module):
             self.lags2, self.bias2 = _filters(config)
         self.out_proj = nn.Linear(d, d, bias=config.out_proj_bias) if config.has_projections else nn.Identity()
 
-    def filters(self) -> list[tuple[Tensor, Tensor | None]]:
-        """Return the lags and the position bias of each product, in their order."""
-        first = (self.lags, self.bias)
-        return [first] if self.config.mix_layers == 1 else [first, (self.lags2, self.bias2)]
+    def filters(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Return the lags and the position bias of each product, in their order, by the name of the lags."""
+        found: dict[str, tuple[Tensor, Tensor | None]] = {"lags": (self.lags, self.bias)}
+        if self.config.mix_layers == 2:
+            found["lags2"] = (self.lags2, self.bias2)
+        return found
 
-    def forward(self, x: Tensor, segment_ids: Tensor | None = None, streams: Streams | None = None) -> Tensor:
+    def forward(self, x: Tensor, segment_ids: Tensor | None = None, mix: Mix | None = None) -> Tensor:
         """Return the mixed tokens, of the shape of `x`.
 
-        Documents, numbered by `segment_ids`, (b, n), stay apart; `streams` mix tokens with those that came before.
+        Documents, numbered by `segment_ids`, (b, n), stay apart; `mix` mixes tokens with those that came before.
         """
         c = self.config
         x = self.in_proj(x)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
-        for i, (lags, bias) in enumerate(self.filters()):
-            x = x if i == 0 else F.silu(x)
-            if streams is None:
+        for name, (lags, bias) in self.filters().items():
+            x = x if name == "lags" else F.silu(x)
+            if mix is None:
                 x = mix_tokens(lags, x, bias, softplus=c.softplus, mean=c.mean, segment_ids=segment_ids)
             else:
-                x = streams[i](x)
+                x = mix(name, x)
         return cast(Tensor, self.out_proj(x))
 
 
@@ -91,17 +94,17 @@ class Block(nn.Module):
         self.mix_norm = _norm(config)
         self.mix = TokenMixing(config)
 
-    def forward(self, x: Tensor, segment_ids: Tensor | None = None, streams: Streams | None = None) -> Tensor:
+    def forward(self, x: Tensor, segment_ids: Tensor | None = None, mix: Mix | None = None) -> Tensor:
         """Return the residual stream after the block, of the shape of `x`."""
         if self.mlp_first:
             x = x + self.mlp(self.mlp_norm(x))
-        x = x + self.mix(self.mix_norm(x), segment_ids, streams)
+        x = x + self.mix(self.mix_norm(x), segment_ids, mix)
         if not self.mlp_first:
             x = x + self.mlp(self.mlp_norm(x))
         return x
 
 
-class LanguageModel(Generation):
+class LanguageModel(nn.Module):
     """The whole model: embedding, blocks, output projection.
 
     Parameters
@@ -191,7 +194,8 @@ class LanguageModel(Generation):
             In place of labels: what each position foretells, all of which count but those of -100.
         num_items_in_batch : int or tensor, optional
             Divide the sum of the losses by this in place of the number of targets that count: the exact mean where
-            gradients of several batches are accumulated.
+            gradients of several batches are accumulated. Hugging Face's Trainer counts all labels but -100 and each
+            row's first, so make those -100 that do not count here: padding's, and the first of each document.
 
         Returns
         -------
@@ -215,9 +219,7 @@ class LanguageModel(Generation):
         input_ids = self.checked_ids(input_ids)
         if input_ids.ndim != 2:
             raise ValueError(f"input_ids must have the shape (batch, n), got {tuple(input_ids.shape)}")
-        documents = None
-        if attention_mask is not None or segment_ids is not None:
-            documents = documents_of(input_ids, attention_mask, segment_ids)  # (b, n)
+        documents = documents_of(input_ids, attention_mask, segment_ids)  # (b, n), or None
         foretold = _targets(input_ids, labels, targets, documents)
         if foretold is not None and foretold.device.type == "cpu" and values_known(foretold):
             _check_vocabulary("label", foretold[foretold != lm.IGNORED], self.tmm_config.vocab_size)
@@ -229,14 +231,17 @@ class LanguageModel(Generation):
             return {"logits": logits}
         return {"loss": _cross_entropy(logits, foretold, num_items_in_batch), "logits": logits}
 
-    def residual_stream(
-        self, input_ids: Tensor, documents: Tensor | None = None, streams: list[Streams] | None = None
-    ) -> Tensor:
-        """Return what comes out of the last block, (b, n, d), or with `streams`, a list a block, also (b, d)."""
+    def residual_stream(self, input_ids: Tensor, documents: Tensor | None = None, mix: Mix | None = None) -> Tensor:
+        """Return what comes out of the last block, (b, n, d), or (b, d) where `mix` takes the next of a stream."""
         x = self.embed(input_ids)  # (b, n) -> (b, n, d)
         for i, block in enumerate(self.blocks):
-            x = block(x, documents, None if streams is None else streams[i])
+            x = block(x, documents, None if mix is None else functools.partial(_of_block, mix, i))
         return cast(Tensor, x)
+
+    def filters(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Return the lags and the position bias of each product, in their order, by the name of the lags."""
+        mixers = enumerate(cast(Block, block).mix for block in self.blocks)
+        return {f"blocks.{i}.mix.{name}": pair for i, mixer in mixers for name, pair in mixer.filters().items()}
 
     def logits_of(self, x: Tensor) -> Tensor:
         """Return the logits, (..., vocab_size), of what comes out of the last block."""
@@ -252,6 +257,19 @@ class LanguageModel(Generation):
         if ids.device.type == "cpu" and values_known(ids):
             _check_vocabulary("token", ids, self.tmm_config.vocab_size)
         return ids
+
+    # One token at a time
+
+    stream_plan = streaming.stream_plan
+    stream_init = streaming.stream_init
+    stream_prefill = streaming.stream_prefill
+    stream_step = streaming.stream_step
+    new_tokens = generation.new_tokens
+    generate = generation.generate
+
+
+def _of_block(mix: Mix, i: int, name: str, x: Tensor) -> Tensor:
+    return mix(f"blocks.{i}.mix.{name}", x)
 
 
 def _filters(config: TMMConfig) -> tuple[nn.Parameter, nn.Parameter | None]:
@@ -287,10 +305,7 @@ def _targets(
             f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
             f"and {tuple(input_ids.shape)}"
         )
-    following = labels[:, 1:]
-    if documents is not None:
-        following = torch.where(documents[:, 1:] == documents[:, :-1], following, lm.IGNORED)
-    return F.pad(following, (0, 1), value=lm.IGNORED)  # (b, n)
+    return cast(Tensor, foretold_by(labels, documents))
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Chance", "check_sampling", "draw"]
+__all__ = ["Chance", "draw"]
 
 _AT_A_TIME = 64
 
@@ -41,32 +41,6 @@ class Chance:
             ]
             self._block = torch.stack(rows)
         return self._block[:, step % _AT_A_TIME]
-
-
-def check_sampling(
-    input_ids: Tensor,
-    max_new_tokens: int,
-    stop_token: int | None,
-    vocab_size: int,
-    *,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-) -> None:
-    """Refuse what generation cannot do."""
-    if isinstance(input_ids, Tensor) and (input_ids.ndim != 2 or input_ids.numel() == 0):
-        raise ValueError(
-            f"input_ids must be sequences with a token or more, (n,) or (b, n), got {tuple(input_ids.shape)}: "
-            "start from the end-of-text token where there is no prompt"
-        )
-    in_range = max_new_tokens >= 0 and temperature >= 0 and 0 < top_p <= 1  # NaN is refused as well
-    if not in_range or (top_k is not None and top_k < 1):
-        raise ValueError(
-            f"expected max_new_tokens >= 0, temperature >= 0, top_k >= 1 and 0 < top_p <= 1, got {max_new_tokens=}, "
-            f"{temperature=}, {top_k=} and {top_p=}"
-        )
-    if stop_token is not None and not 0 <= stop_token < vocab_size:
-        raise ValueError(f"stop_token {stop_token} is outside the vocabulary of {vocab_size} tokens")
 
 
 def draw(

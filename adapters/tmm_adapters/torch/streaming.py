@@ -4,27 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from tmm_core import TMMConfig, streaming
+from tmm_core import lm, streaming
 from tmm_core._checks import check_count
 from tmm_core._decoding import ended_together
 from tmm_core._documents import documents_of
+from tmm_core._refusals import no_room, other_plan
+from tmm_core.lm import DecodingState, stream_copy, stream_reorder
 
-__all__ = ["Decoder", "DecodingPlan", "DecodingState", "aligned", "evaluating", "stream_copy", "stream_reorder"]
+if TYPE_CHECKING:
+    from .model import LanguageModel
+
+__all__ = [
+    "DecodingPlan",
+    "DecodingState",
+    "aligned",
+    "evaluating",
+    "stream_copy",
+    "stream_init",
+    "stream_plan",
+    "stream_prefill",
+    "stream_reorder",
+    "stream_step",
+]
 
 
-class DecodingPlan:
-    """A model ready to be streamed, made by `LanguageModel.stream_plan`: a plan for each of its filters."""
+class DecodingPlan(lm.DecodingPlan):
+    """A model ready to be streamed, made by `LanguageModel.stream_plan`, which goes on by the model's modules."""
 
-    def __init__(self, model: Decoder, capacity: int, layers: list[list[streaming.StreamPlan]]) -> None:
-        """Keep the plans block by block, and what the parameters were."""
+    def __init__(self, model: LanguageModel, capacity: int, layers: dict[str, streaming.StreamPlan]) -> None:
+        """Keep the plans by the names of the layers' lags, and what the parameters were."""
+        super().__init__(dict(model.named_parameters()), model.tmm_config, capacity, layers)
         self.model = model
-        self.capacity = capacity
-        self.layers = layers
         # Tensors of inference mode have no version. A list that is compared whole takes a third of the time a step.
         self._places = [
             (module._parameters, name)
@@ -32,15 +47,15 @@ class DecodingPlan:
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
-        self._parameters = [places[name] for places, name in self._places]
+        self._parameters: list[Any] = [places[name] for places, name in self._places]
         self._ids = list(map(id, self._parameters))
-        self._versioned: list[Any] = [parameter for parameter in self._parameters if not parameter.is_inference()]
+        self._versioned = [parameter for parameter in self._parameters if not parameter.is_inference()]
         self._versions = self._current()
 
     def _current(self) -> list[int]:
         return [parameter._version for parameter in self._versioned]
 
-    def check(self, model: Decoder) -> None:
+    def check(self, model: LanguageModel) -> None:
         """Refuse another model, or parameters that are no longer those of the plan's filters."""
         if self.model is not model:
             raise ValueError("the plan belongs to another model: expected one that this model's stream_plan made")
@@ -48,208 +63,167 @@ class DecodingPlan:
             raise ValueError("the model's parameters have changed since the plan was made: make a new plan")
 
 
-class DecodingState:
-    """One stream of a batch of texts, made by `LanguageModel.stream_init`."""
+@torch.no_grad()
+def stream_plan(model: LanguageModel, capacity: int, *, backend: str | None = None) -> DecodingPlan:
+    """Prepare to stream the model: the logits of `forward`, one token at a time.
 
-    def __init__(
-        self, plan: DecodingPlan, batch_size: int, layers: list[list[streaming.StreamState]], position: int = 0
-    ) -> None:
-        """Keep the filters' streams block by block."""
-        self.plan = plan
-        self.batch_size = batch_size
-        self.layers = layers
-        self.position = position
-        """Tokens that have come, padding included."""
+    Parameters
+    ----------
+    model : LanguageModel
+        Whose method this is.
+    capacity : int
+        Tokens that a text can have, its prompt included; no more than the position bias has.
+    backend : str, optional
+        Who computes; see `tmm_core.use_backend`.
 
+    Returns
+    -------
+    DecodingPlan
+        For any number of streams. It keeps copies of the filters; the model's other parameters must stay as they
+        are while it is used.
 
-class Decoder(nn.Module):
-    """What a language model does besides computing whole sequences."""
+    Raises
+    ------
+    TypeError, ValueError, LookupError
+        As `tmm_core.stream_plan`.
 
-    tmm_config: TMMConfig
-    embed: nn.Embedding
-    blocks: nn.ModuleList
-
-    def residual_stream(self, input_ids: Tensor, documents: Tensor | None = None, streams: Any = None) -> Tensor:
-        """Return what comes out of the last block, (..., d)."""
-        raise NotImplementedError
-
-    def logits_of(self, x: Tensor) -> Tensor:
-        """Return the logits, (..., vocab_size), of what comes out of the last block."""
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def stream_plan(self, capacity: int, *, backend: str | None = None) -> DecodingPlan:
-        """Prepare to stream the model: the logits of `forward`, one token at a time.
-
-        Parameters
-        ----------
-        capacity : int
-            Tokens that a text can have, its prompt included; no more than the position bias has.
-        backend : str, optional
-            Who computes; see `tmm_core.use_backend`.
-
-        Returns
-        -------
-        DecodingPlan
-            For any number of streams. It keeps copies of the filters; the model's other parameters must stay as they
-            are while it is used.
-
-        Raises
-        ------
-        TypeError, ValueError, LookupError
-            As `tmm_core.stream_plan`.
-
-        Notes
-        -----
-        Cost and error are those of `tmm_core.stream_plan` in each layer.
-        """
-        capacity = check_count("capacity", capacity, 1)
-        c = self.tmm_config
-        options: dict[str, Any] = {"softplus": c.softplus, "mean": c.mean, "backend": backend}
-        mixers: list[Any] = [block.mix for block in self.blocks]
-        layers = [
-            [streaming.stream_plan(lags, capacity, bias=bias, **options) for lags, bias in mixer.filters()]
-            for mixer in mixers
-        ]
-        return DecodingPlan(self, capacity, layers)
-
-    @torch.no_grad()
-    def stream_init(self, plan: DecodingPlan, batch_size: int) -> DecodingState:
-        """Begin a stream of `batch_size` texts; each layer holds a number for each token to come and channel."""
-        plan.check(self)
-        shape = (check_count("batch_size", batch_size, 0),)
-        d, dtype = self.tmm_config.d_model, self.embed.weight.dtype
-        layers = [[streaming.stream_init(layer, shape, d, dtype=dtype) for layer in block] for block in plan.layers]
-        return DecodingState(plan, *shape, layers)
-
-    @torch.no_grad()
-    def stream_prefill(
-        self, plan: DecodingPlan, state: DecodingState, input_ids: Tensor, attention_mask: Tensor | None = None
-    ) -> tuple[Tensor, DecodingState]:
-        """Take several tokens of each text at once, and return the logits of the token after them.
-
-        Parameters
-        ----------
-        plan : DecodingPlan
-            Made by this model.
-        state : DecodingState
-            A stream of this plan; consumed.
-        input_ids : tensor of integers, (b, n)
-            One token or more: a prompt, or what follows in a conversation.
-        attention_mask : tensor, (b, n), optional
-            1 for a token and 0 for padding, before the tokens or after them; only for the first tokens of a stream.
-            Rows are moved so that they end together.
-
-        Returns
-        -------
-        logits : tensor, (b, vocab_size)
-            Of the token after each row's last one, as `forward` returns them.
-        state : DecodingState
-            The stream after the tokens.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `forward`; and if the plan or the state is of another model or batch, parameters have changed, the tokens
-            exceed the capacity, or there is padding after the first tokens.
-        """
-        input_ids = self.checked_ids(input_ids)
-        if input_ids.ndim != 2 or input_ids.shape[0] != state.batch_size or input_ids.shape[1] == 0:
-            raise ValueError(
-                f"input_ids must be ({state.batch_size}, n) with a token or more, for the stream's batch, and has the "
-                f"shape {tuple(input_ids.shape)}: begin with the end-of-text token where there is no prompt"
-            )
-        padding = None
-        if attention_mask is not None:
-            input_ids, padding = aligned(input_ids, attention_mask)
-
-        def take(layer: streaming.StreamPlan, stream: streaming.StreamState, x: Tensor) -> Any:
-            return streaming.stream_prefill(layer, stream, x, padding=padding)
-
-        return self._advance(plan, state, input_ids, input_ids.shape[1], take)
-
-    @torch.no_grad()
-    def stream_step(self, plan: DecodingPlan, state: DecodingState, tokens: Tensor) -> tuple[Tensor, DecodingState]:
-        """Take the next token of each text, and return the logits of the one after it.
-
-        Parameters
-        ----------
-        plan : DecodingPlan
-            Made by this model.
-        state : DecodingState
-            A stream of this plan; consumed.
-        tokens : tensor of integers, (b,)
-            One a row.
-
-        Returns
-        -------
-        logits : tensor, (b, vocab_size)
-            As `forward` returns them at this position.
-        state : DecodingState
-            The stream after the tokens.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As `stream_prefill`.
-        """
-        tokens = self.checked_ids(tokens)
-        if tokens.shape != (state.batch_size,):
-            raise ValueError(
-                f"tokens must be ({state.batch_size},), one for each row of the stream, and have the shape "
-                f"{tuple(tokens.shape)}"
-            )
-        return self._advance(plan, state, tokens, 1, streaming.stream_step)
-
-    def checked_ids(self, ids: Tensor) -> Tensor:
-        """Return tokens as embeddings take them, refused where they are none."""
-        raise NotImplementedError
-
-    def _advance(
-        self, plan: DecodingPlan, state: DecodingState, ids: Tensor, count: int, take: Callable[..., Any]
-    ) -> tuple[Tensor, DecodingState]:
-        """Return the logits after the last of `count` tokens, which `take` puts into the layers' streams."""
-        plan.check(self)
-        if state.plan is not plan:
-            raise ValueError("the state belongs to another plan: expected a state that stream_init made with this one")
-        if state.position + count > plan.capacity:
-            raise ValueError(
-                f"the stream is full: {state.position} tokens have come and {count} would follow, with "
-                f"capacity={plan.capacity}: plan with a larger capacity"
-            )
-        dtype = self.embed.weight.dtype
-
-        def taker(block: int, layer: int) -> Callable[[Tensor], Tensor]:
-            def put(x: Tensor) -> Tensor:
-                streams, given = state.layers[block], x.dtype  # autocast's, which need not be the parameters'
-                y, streams[layer] = take(
-                    plan.layers[block][layer], streams[layer], x if given is dtype else x.to(dtype)
-                )
-                taken: Tensor = y if given is dtype else y.to(given)
-                return taken
-
-            return put
-
-        takers = [[taker(i, j) for j in range(len(layers))] for i, layers in enumerate(plan.layers)]
-        with evaluating(self):
-            x = self.residual_stream(ids, streams=takers)  # (b, n, d) or (b, d)
-            logits = self.logits_of(x if ids.ndim == 1 else x[:, -1])  # (b, V)
-        state.position += count
-        return logits, state
+    Notes
+    -----
+    Cost and error are those of `tmm_core.stream_plan` in each layer.
+    """
+    capacity = check_count("capacity", capacity, 1)
+    c = model.tmm_config
+    options: dict[str, Any] = {"softplus": c.softplus, "mean": c.mean, "backend": backend}
+    layers = {
+        name: streaming.stream_plan(lags, capacity, bias=bias, **options)
+        for name, (lags, bias) in model.filters().items()
+    }
+    return DecodingPlan(model, capacity, layers)
 
 
-def stream_copy(state: DecodingState) -> DecodingState:
-    """Return a stream that goes on by itself from where this one is; the plan is shared."""
-    layers = [[streaming.stream_copy(layer) for layer in block] for block in state.layers]
-    return DecodingState(state.plan, state.batch_size, layers, state.position)
+@torch.no_grad()
+def stream_init(model: LanguageModel, plan: DecodingPlan, batch_size: int) -> DecodingState:
+    """Begin a stream of `batch_size` texts; each layer holds a number for each token to come and channel."""
+    plan.check(model)
+    shape = (check_count("batch_size", batch_size, 0),)
+    d, dtype = model.tmm_config.d_model, model.embed.weight.dtype
+    layers = {name: streaming.stream_init(layer, shape, d, dtype=dtype) for name, layer in plan.layers.items()}
+    return DecodingState(plan, *shape, layers)
 
 
-def stream_reorder(state: DecodingState, indices: Tensor) -> DecodingState:
-    """Return a stream of the rows `indices`, (other_b,), of this one; see `tmm_core.stream_reorder`."""
-    if indices.ndim != 1:
-        raise ValueError(f"indices must be (b,), rows of the batch, and have the shape {tuple(indices.shape)}")
-    layers = [[streaming.stream_reorder(layer, indices) for layer in block] for block in state.layers]
-    return DecodingState(state.plan, len(indices), layers, state.position)
+@torch.no_grad()
+def stream_prefill(
+    model: LanguageModel,
+    plan: DecodingPlan,
+    state: DecodingState,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+) -> tuple[Tensor, DecodingState]:
+    """Take several tokens of each text at once, and return the logits of the token after them.
+
+    Parameters
+    ----------
+    model : LanguageModel
+        Whose method this is.
+    plan : DecodingPlan
+        Made by this model.
+    state : DecodingState
+        A stream of this plan; consumed.
+    input_ids : tensor of integers, (b, n)
+        One token or more: a prompt, or what follows in a conversation.
+    attention_mask : tensor, (b, n), optional
+        1 for a token and 0 for padding, before the tokens or after them; only for the first tokens of a stream.
+        Rows are moved so that they end together.
+
+    Returns
+    -------
+    logits : tensor, (b, vocab_size)
+        Of the token after each row's last one, as `forward` returns them.
+    state : DecodingState
+        The stream after the tokens.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `forward`; and if the plan or the state is of another model or batch, parameters have changed, the tokens
+        exceed the capacity, or there is padding after the first tokens.
+    """
+    input_ids = model.checked_ids(input_ids)
+    if input_ids.ndim != 2 or input_ids.shape[0] != state.batch_size or input_ids.shape[1] == 0:
+        raise ValueError(
+            f"input_ids must be ({state.batch_size}, n) with a token or more, for the stream's batch, and has the "
+            f"shape {tuple(input_ids.shape)}: begin with the end-of-text token where there is no prompt"
+        )
+    padding = None
+    if attention_mask is not None:
+        input_ids, padding = aligned(input_ids, attention_mask)
+
+    def take(layer: streaming.StreamPlan, stream: streaming.StreamState, x: Tensor) -> Any:
+        return streaming.stream_prefill(layer, stream, x, padding=padding)
+
+    return _advance(model, plan, state, input_ids, input_ids.shape[1], take)
+
+
+@torch.no_grad()
+def stream_step(
+    model: LanguageModel, plan: DecodingPlan, state: DecodingState, tokens: Tensor
+) -> tuple[Tensor, DecodingState]:
+    """Take the next token of each text, and return the logits of the one after it.
+
+    Parameters
+    ----------
+    model : LanguageModel
+        Whose method this is.
+    plan : DecodingPlan
+        Made by this model.
+    state : DecodingState
+        A stream of this plan; consumed.
+    tokens : tensor of integers, (b,)
+        One a row.
+
+    Returns
+    -------
+    logits : tensor, (b, vocab_size)
+        As `forward` returns them at this position.
+    state : DecodingState
+        The stream after the tokens.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `stream_prefill`.
+    """
+    tokens = model.checked_ids(tokens)
+    if tokens.shape != (state.batch_size,):
+        raise ValueError(
+            f"tokens must be ({state.batch_size},), one for each row of the stream, and have the shape "
+            f"{tuple(tokens.shape)}"
+        )
+    return _advance(model, plan, state, tokens, 1, streaming.stream_step)
+
+
+def _advance(
+    model: LanguageModel, plan: DecodingPlan, state: DecodingState, ids: Tensor, count: int, take: Callable[..., Any]
+) -> tuple[Tensor, DecodingState]:
+    """Return the logits after the last of `count` tokens, which `take` puts into the layers' streams."""
+    plan.check(model)
+    if state.plan is not plan:
+        raise other_plan()
+    if state.position + count > plan.capacity:
+        raise no_room(state.position, count, plan.capacity)
+    plans, streams, dtype = plan.layers, state.layers, model.embed.weight.dtype
+
+    def mix(name: str, x: Tensor) -> Tensor:
+        given = x.dtype  # autocast's, which need not be the parameters'
+        y: Tensor
+        y, streams[name] = take(plans[name], streams[name], x if given is dtype else x.to(dtype))
+        return y if given is dtype else y.to(given)
+
+    with evaluating(model):
+        x = model.residual_stream(ids, mix=mix)  # (b, n, d) or (b, d)
+        logits = model.logits_of(x if ids.ndim == 1 else x[:, -1])  # (b, V)
+    state.position += count
+    return logits, state
 
 
 @contextmanager

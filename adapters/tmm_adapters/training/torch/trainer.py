@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from tmm_core import lm
+
 from ...folder import WEIGHTS, read_tensors, write_model
 from ...torch import LanguageModel
 from ..checkpoints import check_model
@@ -122,8 +124,8 @@ class LanguageModelTrainer(Trainer):
         return prepared
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Return the weights of linear maps: lags and the embedding of rare tokens are not to decay."""
-        return [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+        """Return the weights of linear maps."""
+        return sorted(lm.decayed_names(model.tmm_config))
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
