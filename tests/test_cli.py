@@ -134,6 +134,22 @@ def test_an_unforeseen_error_says_that_it_is_a_bug(
         main(["backends", "--debug"])
 
 
+@pytest.mark.parametrize(
+    ("module", "said"), [("rich.console", "pip install 'tmm-core[train]', or"), ("tmm_adapters.cli", "a bug")]
+)
+def test_a_missing_library_is_named_and_a_missing_part_of_ours_is_a_bug(
+    module: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(arguments: argparse.Namespace) -> int:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr("tmm_adapters.cli.backends.run", broken)
+    assert main(["backends"]) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert module in error
+
+
 def test_errors_of_other_libraries_are_not_taken_for_bad_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,7 +203,7 @@ def test_messages_of_the_core_are_on_what_stderr_is_at_the_time(monkeypatch: pyt
     [
         (["--n-heads", "3"], "n_heads=3 does not divide d_model=8"),
         (["--steps", "0"], "--steps must be from 1 to 2147483647, and is 0"),
-        (["--minutes", "-1"], "--minutes must be more than 0"),
+        (["--minutes", "1"], "--steps and --minutes are both given"),
         (["--prompt", ""], "--prompt must be some text"),
         (["--vocab", "100"], "--vocab must be at least 257"),
         (["--vocab", "300", "--tokenizer", "x.json"], "--tokenizer and --vocab are both given"),
@@ -199,7 +215,6 @@ def test_messages_of_the_core_are_on_what_stderr_is_at_the_time(monkeypatch: pyt
         (["--backend", "abacus"], "unknown backend 'abacus': choose 'auto' or one of"),
         (["--report-to", "pigeons"], "--report-to pigeons is not available"),
         (["--learning-rate", "inf"], "--learning-rate must be a finite number"),
-        (["--minutes", "inf"], "--minutes must be a finite number"),
         (["--weight-decay", "nan"], "--weight-decay must be a finite number"),
         (["--seed", str(2**32)], "--seed must be below 2**32"),
         (["--steps", str(2**31)], "--steps must be from 1 to"),
@@ -216,6 +231,14 @@ def test_train_refuses(
     command = ["train", *TINY, "--steps", "1", "--text", text, "--out", tmp_path / "run", *options]
     assert message in refused(*command)
     assert not (tmp_path / "run").exists(), "nothing is left of a run that could not begin"
+
+
+@pytest.mark.parametrize(("minutes", "message"), [("-1", "must be more than 0"), ("inf", "must be a finite number")])
+def test_train_refuses_minutes_that_are_none(
+    minutes: str, message: str, text: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    command = ["train", *TINY, "--text", text, "--out", tmp_path / "run", "--minutes", minutes]
+    assert f"--minutes {message}" in refused(*command)
 
 
 def test_train_refuses_empty_and_binary_text(tmp_path: Path, refused: Callable[..., str]) -> None:
@@ -338,6 +361,18 @@ def test_generate_refuses(options: list[str], message: str, model: Path, refused
     if "mps" in options and torch.backends.mps.is_available():
         options, message = [*options[:-1], "cuda"], "--device cuda is not available"
     assert message in refused("generate", model, *options)
+
+
+def test_an_error_while_writing_is_told_on_a_line_of_its_own(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("no engine")
+
+    monkeypatch.setattr("tmm_adapters.training.measure.continuations", broken)
+    with pytest.raises(ValueError, match="no engine"):
+        main(["generate", str(model), "--prompt", "The", "--debug"])
+    assert capsys.readouterr().out == "The\n"
 
 
 def test_generate_refuses_what_is_no_model(tmp_path: Path, model: Path, refused: Callable[..., str]) -> None:

@@ -378,6 +378,18 @@ def test_what_jax_has_not_is_refused(options: dict[str, object], message: str) -
         jax_place.place(TrainingOptions(**{"device": "cpu", **options}))
 
 
+def test_platforms_that_jax_may_not_use_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `JAX_PLATFORMS=cuda` is found where there is no GPU: by an assertion of JAX's, without words."""
+
+    def local_devices(backend: str | None = None) -> list[jax.Device]:
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "local_devices", local_devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(ValueError, match="JAX_PLATFORMS=cuda lets it look: unset that variable"):
+        jax_place.place(TrainingOptions())
+
+
 def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="torchrun is for PyTorch"):

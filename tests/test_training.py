@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import Field, fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,6 +194,49 @@ def test_a_finished_run_says_so(finished: Path, capsys: pytest.CaptureFixture[st
     assert "is finished, nothing is left to resume" in capsys.readouterr().err
 
 
+def test_one_process_at_a_time_trains_a_run(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = unfinished(finished, tmp_path / "busy")
+    with run.occupied():
+        before = sorted(run.folder.rglob("*"))
+        assert main(["train", "--resume", str(run.folder)]) == 2
+        assert "is being trained by another process" in capsys.readouterr().err
+        assert sorted(run.folder.rglob("*")) == before
+    with run.occupied():
+        pass  # free again
+
+
+def test_of_two_runs_that_begin_at_once_in_one_folder_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tmm_adapters.training.runs.require_empty", lambda folder: None)  # each saw it empty
+    Run.create(tmp_path / "run", "default")
+    with pytest.raises(FileExistsError, match="is not empty: another run has just begun"):
+        Run.create(tmp_path / "run", "default")
+
+
+# By annotation: what may stand in the file.
+_TAKEN = {
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "float | None": (float, int, type(None)),
+    "bool": (bool,),
+    "str": (str,),
+    "str | None": (str, type(None)),
+}
+
+
+@pytest.mark.parametrize("field", fields(TrainingOptions), ids=lambda field: field.name)
+def test_a_run_told_what_no_option_takes_is_refused(field: Field[object]) -> None:
+    """Dataclasses do not ask, and a run whose precision is "float16" would train in another."""
+    for value in ("float16", 2.5, 3, True, [], None, {}):
+        try:
+            options = TrainingOptions(**{field.name: value})
+        except ValueError as error:
+            assert str(error).startswith(f"--{field.name.replace('_', '-')} must be ")  # noqa: PT017  (some are taken)
+        else:
+            assert getattr(options, field.name) is value
+            assert type(value) in _TAKEN.get(str(field.type), ())
+
+
 def test_a_run_that_missed_only_its_end_is_finished(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "late"
     shutil.copytree(finished, out)
@@ -252,6 +296,21 @@ def test_what_is_wrong_with_a_checkpoint_is_said(
     assert newest == tmp_path / "checkpoints" / "step-00000008"
     assert len(skipped) == 1
     assert reason in skipped[0]
+
+
+def test_a_checkpoint_without_adam_is_not_taken_for_a_full_disk(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = unfinished(finished, tmp_path / "bare")
+    newest = checkpoints.checkpoints(run.checkpoints)[-1]
+    files = json.loads((newest / checkpoints.COMPLETE).read_text())
+    del files["optimizer.safetensors"]
+    (newest / "optimizer.safetensors").unlink()
+    (newest / checkpoints.COMPLETE).write_text(json.dumps(files))
+    assert main(["train", "--resume", str(run.folder)]) == 2
+    said = capsys.readouterr().err
+    assert "resume from another checkpoint" in said
+    assert "make room" not in said
 
 
 def test_a_checkpoint_has_its_name_only_when_complete(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ def report_error(error: Exception) -> int:
         code, text = 1, str(error)
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         code, text = 1, f"out of memory: try a smaller --batch, --max-len or model ({_first_line(error)})"
-    elif isinstance(error, ImportError):
-        code, text = 1, f"{error}: install what training needs, pip install 'tmm-core[train]'"
+    elif isinstance(error, ImportError) and (error.name or "").split(".")[0] not in _OURS:
+        code = 1
+        text = f"{error}: install what is missing, pip install 'tmm-core[train]', or 'tmm-core[train-jax]' for JAX"
     else:
         code = 1
         text = f"a bug ({type(error).__name__}: {_first_line(error)}); please report it with the output of --debug"

@@ -78,19 +78,21 @@ def run(arguments: argparse.Namespace) -> int:
         write(piece)
 
     begin(1)
-    writing = continuations(
-        model,
-        tokenizer,
-        prompts,
-        arguments.tokens,
-        seed=arguments.seed,
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        on_text=on_text,
-    )
-    begin(len(prompts))
-    write("\n")
+    try:
+        writing = continuations(
+            model,
+            tokenizer,
+            prompts,
+            arguments.tokens,
+            seed=arguments.seed,
+            temperature=arguments.temperature,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
+            on_text=on_text,
+        )
+        begin(len(prompts))
+    finally:
+        write("\n")  # an error, too, is told on a line of its own
     print(_figures(writing, model.config.max_len), folder, sep="; ", file=sys.stderr)
     return 0
 

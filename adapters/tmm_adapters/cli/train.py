@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of a `session.Plan`; whatever can be refused without reading a text is refused here."""
+    if "steps" in arguments and "minutes" in arguments:
+        raise ValueError("--steps and --minutes are both given, and each says how long the run is: choose one")
     preset = getattr(arguments, "preset", "default")
     if "prompt" in arguments:
         arguments.prompt = as_text("--prompt", arguments.prompt)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 __all__ = ["MANY_STEPS", "TrainingOptions"]
 
@@ -19,7 +20,7 @@ class TrainingOptions:
     steps: int | None = None
     """Optimiser steps; unless given, as many as fit into --minutes."""
     minutes: float = 3.0
-    """Time to train for, evaluations and samples included; turned into a number of steps after 20 timed ones."""
+    """Time to train for unless --steps are given, evaluations and samples included; in steps after 20 timed ones."""
     batch: int = 4
     """Sequences in a batch, on each device."""
     join_documents: bool = False
@@ -67,8 +68,10 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a run."""
+        hints = get_type_hints(type(self))
         for field in fields(self):
             value = getattr(self, field.name)
+            _require(_fits(value, hints[field.name]), field.name, _in_words(hints[field.name]), repr(value))
             _require(not isinstance(value, float) or math.isfinite(value), field.name, "a finite number", value)
         for name in ("batch", "accumulate", "evaluations", "log_every", "checkpoint_steps"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
@@ -98,6 +101,22 @@ class TrainingOptions:
     def to_dict(self) -> dict[str, Any]:
         """Return every option as plain data, fit for JSON."""
         return asdict(self)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value is of a field's type: dataclasses do not ask, and people edit the descriptions of runs."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    kinds = get_args(hint) or (hint,)
+    return type(value) in kinds or (type(value) is int and float in kinds)
+
+
+def _in_words(hint: Any) -> str:
+    """Return what a field's type takes."""
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "nothing"}
+    return " or ".join(words[kind] for kind in get_args(hint) or (hint,))
 
 
 def _require(condition: bool, name: str, expected: str, got: object) -> None:

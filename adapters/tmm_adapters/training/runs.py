@@ -14,8 +14,11 @@ training.png        the curve and the lags, once finished
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +70,15 @@ class Run:
         """
         if out is not None:
             require_empty(out)
+            run = cls(out, {})
             try:
                 out.mkdir(parents=True, exist_ok=True)
+                run.data.mkdir()  # by one process only, where several begin at the same moment
+            except FileExistsError as error:
+                raise FileExistsError(f"{out} is not empty: another run has just begun in it") from error
             except OSError as error:
                 raise OSError(f"cannot make the folder {out} ({error.strerror}): choose another --out") from error
-            return cls(out, {})
+            return run
         stem, attempt = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}", 1
         while True:
             folder = RUNS / (stem if attempt == 1 else f"{stem}-{attempt}")
@@ -119,6 +126,34 @@ class Run:
             file.write(
                 json.dumps({"format": FORMAT, "version": VERSION, **self.description}, indent=2).encode() + b"\n"
             )
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Keep the run to this process while the block lasts; the system sees to it that no kill leaves it occupied.
+
+        Raises
+        ------
+        ValueError
+            If another process trains it: two would remove each other's checkpoints.
+        """
+        if sys.platform == "win32":  # has no such locks of folders
+            yield
+            return
+        import fcntl
+
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"the run {self.folder} is being trained by another process: let it end, or stop it first"
+                ) from error
+            except OSError:  # some file systems of networks have no locks
+                pass
+            yield
+        finally:
+            os.close(handle)
 
     def record(self, values: dict[str, Any]) -> None:
         """Add a line to `metrics.jsonl`."""

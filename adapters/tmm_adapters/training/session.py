@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import shutil
 import time
 from dataclasses import dataclass
@@ -169,7 +170,8 @@ def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *
         held_out_part=data.held_out,
         tokenizer=data.tokenizer,
     )
-    with Interruption(silent=not place.first) as interruption:
+    with contextlib.ExitStack() as stack, Interruption(silent=not place.first) as interruption:
+        place.in_first_process(lambda: stack.enter_context(run.occupied()))
         learner = place.learner(work)
         narration = Narration(work, learner, display)
         first = 0 if checkpoint is None else step_of(checkpoint)
@@ -193,7 +195,11 @@ def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *
                 finish(course, learner, narration, display)
             place.part()
         except OSError as error:
-            raise OSError(f"{error}; earlier checkpoints are intact: make room, then {resume_command(run)}") from error
+            if error.errno is None and type(error) is not OSError:
+                raise  # ours, of a path that is wrong: it says what to do
+            locked = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            remedy = "let it be written" if locked else "make room"
+            raise OSError(f"{error}; earlier checkpoints are intact: {remedy}, then {resume_command(run)}") from error
     return interruption.exit_code
 
 

@@ -3,6 +3,8 @@
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import os
+
 import jax
 
 __all__ = ["devices_of"]
@@ -18,7 +20,13 @@ def devices_of(name: str) -> list[jax.Device]:
     """
     try:
         return list(jax.local_devices(backend=None if name == "auto" else name))
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that there are some on the platforms it may use
+        allowed = os.environ.get("JAX_PLATFORMS")
+        if allowed:
+            raise ValueError(
+                f"JAX finds no device for --device {name} where JAX_PLATFORMS={allowed} lets it look: "
+                "unset that variable"
+            ) from error
         raise ValueError(
             f"--device {name} is not available to JAX on this machine: leave it out, or take cpu"
         ) from error
