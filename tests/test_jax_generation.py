@@ -73,10 +73,15 @@ def test_a_program_of_ones_own_takes_any_position():
 
         return jax.lax.scan(step, jax.tree.map(jnp.asarray, state), tokens)
 
-    state, logits = run(plan, state, jnp.asarray(ids[:, 2:].T))
+    begun = jax.tree.map(jnp.asarray, state)
+    state, logits = run(plan, begun, jnp.asarray(ids[:, 2:].T))
     assert np.asarray(logits[:6, 0]) == pytest.approx(lm.forward(params, ids, FREE)[0, 2:8], abs=1e-12)
     assert np.isnan(logits[6]).all()  # beyond the capacity
     assert int(state.position) == 9
+    another = dataclasses.replace(plan, number=jnp.asarray(plan.number + 1))
+    assert np.isnan(run(another, begun, jnp.asarray(ids[:, 2:].T))[1]).all()  # the state is another plan's
+    with pytest.raises(ValueError, match="belongs to another plan"):
+        model.stream_step(another, state, ids[:, 0])
 
 
 @pytest.mark.parametrize("leaf", [2, None])
@@ -170,7 +175,47 @@ def test_rows_end_by_themselves_and_tokens_come_as_they_are_drawn():
         assert (row[end:] == stop).all()
     alone = model.generate(ours, ids[0], FREE, 40, **options)
     assert np.array_equal(alone, whole[0])  # what a row draws does not depend on the others
-    assert not np.array_equal(model.generate(ours, ids, FREE, 40, **{**options, "seed": 4}), whole)
+    for seed in (4, 3 + (1 << 32), 3 + (1 << 63)):  # no part of a seed is left out
+        assert not np.array_equal(model.generate(ours, ids, FREE, 40, **{**options, "seed": seed}), whole)
+
+
+def test_interleaved_texts_do_not_disturb_each_other():
+    _, ours = on_jax(FREE)
+    ids = random_ids(FREE, (2, 9))
+
+    def pieces(row: int) -> Any:
+        return jax_generation.new_tokens(ours, ids[[row]], FREE, 40, temperature=1.5, seed=row, at_a_time=8)
+
+    expected = [np.concatenate(list(pieces(row)), axis=1) for row in (0, 1)]
+    both = list(zip(pieces(0), pieces(1), strict=True))  # a piece of the one, a piece of the other
+    for row in (0, 1):
+        assert np.array_equal(np.concatenate([pair[row] for pair in both], axis=1), expected[row])
+
+
+def test_bfloat16_streams_as_it_is_applied():
+    config = ONE["heads"]
+    with jax.enable_x64(False):
+        ours, ids = model.from_params(random_params(config, np.float32), config), random_ids(config, (2, 6))
+        whole = jax.jit(lambda params: model.apply(params, ids, config, precision="bfloat16"))
+        expected = whole(ours).astype("float32")
+        plan = model.stream_plan(ours, config, 6, precision="bfloat16")
+        before, state = model.stream_prefill(plan, model.stream_init(plan, 2), ids[:, :5])
+        after, state = model.stream_step(plan, state, ids[:, 5])
+    assert before.dtype == after.dtype == jnp.bfloat16
+    assert {tape.dtype for tape in state.tapes.values()} == {jnp.dtype("float32")}
+    error = np.abs(np.stack([before, after], axis=1).astype("float32") - expected[:, 4:]).max()
+    assert error < 2 * 2.0**-7 * np.abs(expected[:, 4:]).max()  # two roundings
+
+
+def test_texts_are_written_in_the_precision_asked_for():
+    """Logits from 1 to 1.001, which bfloat16 does not tell apart."""
+    config = dataclasses.replace(FREE, n_layers=0)
+    ours = {name: jnp.zeros_like(p) for name, p in model.init(config).items()}
+    ours["embed.weight"] = ours["embed.weight"].at[:, 0].set(1)
+    ours["unembed.weight"] = ours["unembed.weight"].at[:, 0].set(1 + 1e-4 * jnp.arange(11))
+    for precision, likeliest in (("float32", 10), ("bfloat16", 0)):
+        text = model.generate(ours, np.asarray([1]), config, 2, temperature=0, precision=precision)
+        assert text.tolist() == [1, likeliest, likeliest]
 
 
 def test_tokens_are_drawn_as_their_probabilities_say():
@@ -212,6 +257,10 @@ def test_streams_refuse_what_they_have_no_place_for():
         model.stream_step(plan, model.stream_init(plan, 2), ids[:, :1])
     with pytest.raises(ValueError, match="belongs to another plan"):
         model.stream_step(model.stream_plan(ours, config, 7), model.stream_init(plan, 2), ids[:, 0])
+    alike = model.stream_plan({name: 2 * p for name, p in ours.items()}, config, 8)  # a model of one configuration
+    for take, tokens in ((model.stream_prefill, ids[:, :2]), (model.stream_step, ids[:, 0])):
+        with pytest.raises(ValueError, match="belongs to another plan"):
+            take(alike, model.stream_init(plan, 2), tokens)
     with pytest.raises(ValueError, match="a token or more"):
         model.stream_prefill(plan, model.stream_init(plan, 2), ids[:, :0])
     _, state = model.stream_prefill(plan, model.stream_init(plan, 2), ids[:, :2])
@@ -219,6 +268,8 @@ def test_streams_refuse_what_they_have_no_place_for():
         model.stream_prefill(plan, state, ids[:, :2], np.ones((2, 2), int))
     with pytest.raises(ValueError, match="rows of the batch, 0 to 1"):
         model.stream_reorder(state, np.asarray([2]))
+    with pytest.raises(TypeError, match="indices must be an array of JAX or NumPy, got list"):
+        model.stream_reorder(state, [0, 1])
 
 
 @pytest.mark.parametrize(
@@ -229,6 +280,8 @@ def test_streams_refuse_what_they_have_no_place_for():
         ({"top_k": 0}, "top_k >= 1"),
         ({"stop_token": 11}, "stop_token 11 is outside the vocabulary of 11"),
         ({"max_new_tokens": -1}, "max_new_tokens >= 0"),
+        ({"seed": -1}, r"seed must be at least 0 and less than 2\*\*64, got -1"),
+        ({"seed": 1 << 64}, "seed must be at least 0"),
         ({"input_ids": np.ones((1, 0), int)}, "a token or more"),
     ],
 )

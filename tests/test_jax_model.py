@@ -17,6 +17,7 @@ from safetensors import safe_open
 import tmm_core
 from tmm_adapters import jax as model
 from tmm_adapters.authors import read_authors
+from tmm_adapters.jax.optimisation import _train_step
 from tmm_adapters.torch import LanguageModel
 from tmm_adapters.training.pace import learning_rate_factor
 from tmm_core import TMMConfig, lm
@@ -242,13 +243,6 @@ def test_200_steps_are_those_of_torch(dtype: Any, most: float):
     assert moved == set(first) - lm.frozen_names(config)
 
 
-@pytest.mark.parametrize("name", sorted(VARIANTS))
-def test_the_weights_of_linear_maps_decay(name: str):
-    theirs = LanguageModel(VARIANTS[name])
-    linear = {f"{key}.weight" for key, module in theirs.named_modules() if isinstance(module, torch.nn.Linear)}
-    assert {key for key in lm.parameter_shapes(VARIANTS[name]) if model._decays(key)} == linear
-
-
 def test_accumulated_batches_are_one_batch():
     config = dataclasses.replace(SMALL, n_layers=0)
     first, ids = random_params(config), random_ids(config, (6, 12))
@@ -272,12 +266,12 @@ def test_the_state_before_a_step_is_given_up_and_no_step_compiles_again():
     params = model.init(config)
     adamw = model.optimizer(config, learning_rate=0.1)
     assert adamw is model.optimizer(config, learning_rate=0.1)
-    before, compiled = (params, adamw.init(params)), model._train_step._cache_size()
+    before, compiled = (params, adamw.init(params)), _train_step._cache_size()
     for _ in range(3):
         params, state, _ = model.train_step(*before, {"input_ids": random_ids(config)}, config, adamw)
         assert all(array.is_deleted() for array in jax.tree.leaves(before))
         before = params, state
-    assert model._train_step._cache_size() == compiled + 1
+    assert _train_step._cache_size() == compiled + 1
 
 
 def test_a_choice_of_backend_reaches_each_step():
@@ -289,12 +283,12 @@ def test_a_choice_of_backend_reaches_each_step():
         params = model.init(config)
         model.train_step(params, adamw.init(params), {"input_ids": random_ids(config)}, config, adamw, **options)
 
-    compiled = model._train_step._cache_size()
+    compiled = _train_step._cache_size()
     step(backend="numpy")
     with tmm_core.use_backend("jax"):
         step()
         step(backend="numpy")
-    assert model._train_step._cache_size() == compiled + 2
+    assert _train_step._cache_size() == compiled + 2
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------

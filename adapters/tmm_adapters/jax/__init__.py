@@ -1,6 +1,7 @@
 """The Toeplitz MLP Mixer language model in JAX: pure functions of parameters, training, streams and texts."""
 
-from .generation import ContextFullError, generate
+from ..sampling import ContextFullError
+from .generation import generate
 from .model import apply, block, from_params, init, logits_of, loss, mlp, residual_stream, token_mixing
 from .optimisation import optimizer, train_step
 from .streaming import stream_copy, stream_init, stream_plan, stream_prefill, stream_reorder, stream_step

@@ -17,41 +17,24 @@ from jax import Array
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm
-from tmm_core._documents import documents_of
+from tmm_core._documents import documents_of, foretold_by
 
 from .sharding import check_mesh
 
-__all__ = ["check_batch", "check_params", "documents_or_none", "targets_of"]
+__all__ = ["check_batch", "check_params", "targets_of"]
 
 NAMES = ("input_ids", "labels", "targets", "attention_mask", "segment_ids")
 """What a batch may hold."""
 
 
-def targets_of(
-    input_ids: Array,
-    labels: Array | None = None,
-    targets: Array | None = None,
-    attention_mask: Array | None = None,
-    segment_ids: Array | None = None,
-) -> Array:
+def targets_of(batch: Mapping[str, Array]) -> Array:
     """Return what each position foretells, (..., n), -100 for nothing; labels are shifted, not the logits."""
-    if targets is not None:
-        return targets
-    following = (input_ids if labels is None else labels)[..., 1:]
-    documents = documents_or_none(input_ids, attention_mask, segment_ids)
-    if documents is not None:
-        following = jnp.where(documents[..., 1:] == documents[..., :-1], following, lm.IGNORED)
-    return jnp.pad(following, [(0, 0)] * (following.ndim - 1) + [(0, 1)], constant_values=lm.IGNORED)
-
-
-def documents_or_none(
-    input_ids: Array, attention_mask: Array | None = None, segment_ids: Array | None = None
-) -> Array | None:
-    """Return the number of each token's document, or None where rows are whole."""
-    if attention_mask is None and segment_ids is None:
-        return None
-    documents: Array | None = documents_of(input_ids, attention_mask, segment_ids)
-    return documents
+    if "targets" in batch:
+        return batch["targets"]
+    ids = batch["input_ids"]
+    documents = documents_of(ids, batch.get("attention_mask"), batch.get("segment_ids"))
+    targets: Array = foretold_by(batch.get("labels", ids), documents)
+    return targets
 
 
 def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:

@@ -20,22 +20,15 @@ from tmm_core import TMMConfig
 from tmm_core._decoding import ended_together
 from tmm_core._tiles import LEAF
 
+from ..sampling import ContextFullError, check_sampling, longest_text
 from .batches import check_batch, check_params
+from .model import Precision, at_least_float32
 from .streaming import DecodingPlan, advanced, prefilled, stream_init, stream_plan
 
 __all__ = ["ContextFullError", "generate", "new_tokens"]
 
 LEAST_PROMPT = 16
 """Shorter prompts are padded to as many tokens."""
-
-
-class ContextFullError(ValueError):
-    """Raised by `generate` when the position bias has no place for another token; `tokens` holds those so far."""
-
-    def __init__(self, message: str, tokens: Array) -> None:
-        """Keep the tokens beside the message."""
-        super().__init__(message)
-        self.tokens = tokens
 
 
 class Sampling(NamedTuple):
@@ -75,14 +68,15 @@ def generate(
     seed: int = 0,
     stop_token: int | None = None,
     on_token: Callable[[Any], None] | None = None,
+    precision: Precision = "float32",
     backend: str | None = None,
 ) -> Array:
     """Continue sequences, token by token.
 
     Parameters
     ----------
-    params, config, backend
-        As in `apply`.
+    params, config, precision, backend
+        As in `apply`, on one device.
     input_ids : array of integers, (b, n) or (n,)
         Prompts, each of one token or more.
     max_new_tokens : int
@@ -96,7 +90,7 @@ def generate(
     top_p : float
         Draw from the fewest tokens that together have this probability.
     seed : int
-        Of all chance; what a row draws does not depend on the other rows.
+        Of all chance, from 0 to 2**64 - 1; what a row draws does not depend on the other rows.
     stop_token : int, optional
         Ends a row, and fills it from there on; when all rows have ended, generation does.
     on_token : callable, optional
@@ -149,6 +143,7 @@ def generate(
             seed=seed,
             stop_token=stop_token,
             at_a_time=None if on_token is None else 1,
+            precision=precision,
             backend=backend,
         ):
             taken.append(new)
@@ -174,6 +169,7 @@ def new_tokens(
     stop_token: int | None = None,
     at_a_time: int | None = None,
     end_where_full: bool = False,
+    precision: Precision = "float32",
     backend: str | None = None,
 ) -> Iterator[Any]:
     """Yield the tokens by which `generate` continues (b, n) `input_ids`, as NumPy arrays (b, m), m of them at a time.
@@ -184,41 +180,53 @@ def new_tokens(
     check_params(params, config)
     given = {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
     batch = check_batch(given, config)
-    sampling = _check_sampling(batch["input_ids"], max_new_tokens, config, temperature, top_k, top_p, stop_token)
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop_token": stop_token}
+    check_sampling(batch["input_ids"].shape, max_new_tokens, config, **options)
+    sampling, key = Sampling(temperature == 0, top_k, top_p < 1, stop_token), _as_key(seed)
     if max_new_tokens == 0:
         return
     tokens, padding = _rounded_prompt(batch["input_ids"], batch.get("attention_mask"))
     lengths = tokens.shape[1] - np.asarray(padding)
-    limit = config.max_len if config.position_bias and config.n_layers else math.inf
+    limit = longest_text(config)
     if lengths.max() > limit:
-        raise _full(limit, batch["input_ids"])
-    loop = _Loop(params, config, tokens, padding, max_new_tokens, backend)
-    knobs = jnp.asarray([max(temperature, float(jnp.finfo("float32").tiny)), top_p], "float32")
+        raise ContextFullError(limit, batch["input_ids"])
+    # The last token needs no place of its own, and the shortest text has as many as the bias.
+    room = int(min(max_new_tokens, limit - int(lengths.min()) + 1))
+    loop = _Loop(params, config, tokens, padding, room, precision, backend)
+    finite = jnp.finfo("float32")
+    knobs = jnp.asarray([min(max(temperature, float(finite.tiny)), float(finite.max)), top_p], "float32")
     done = 0
     while done < max_new_tokens and not loop.ended.all():
         # The token after these is drawn from logits at a position that the bias must still have.
-        room = limit - int(lengths[~loop.ended].max()) + 1 - done
-        if room > 0:
-            count = int(min(at_a_time or loop.leaf, max_new_tokens - done, room))
-            new = loop.run(count, sampling, knobs, jnp.uint32(seed))
+        left = limit - int(lengths[~loop.ended].max()) + 1 - done
+        if left > 0:
+            count = int(min(at_a_time or loop.leaf, max_new_tokens - done, left))
+            new = loop.run(count, sampling, knobs, key)
             done += new.shape[1]
             yield new
         elif end_where_full:
             loop.end(lengths + done > limit)
         else:
-            raise _full(limit, batch["input_ids"])
+            raise ContextFullError(limit, batch["input_ids"])
 
 
 class _Loop:
     """A prompt that has been read, and the stream that goes on from it."""
 
     def __init__(
-        self, params: Any, config: TMMConfig, tokens: Array, padding: Array, count: int, backend: str | None
+        self,
+        params: Any,
+        config: TMMConfig,
+        tokens: Array,
+        padding: Array,
+        count: int,
+        precision: Precision,
+        backend: str | None,
     ) -> None:
         """Read the prompt; every tape is then of whole leaves."""
         leaf = LEAF
         room = leaf << max(0, math.ceil(count / leaf) - 1).bit_length()
-        self.plan = stream_plan(params, config, tokens.shape[1] + room, backend=backend)
+        self.plan = stream_plan(params, config, tokens.shape[1] + room, precision=precision, backend=backend)
         batch, n = tokens.shape
         logits, state = prefilled(self.plan, stream_init(self.plan, batch), tokens, padding)
         self.leaf, self.padding, self.prompt = leaf, padding, n
@@ -229,12 +237,12 @@ class _Loop:
         written = jnp.zeros((batch, leaf), tokens.dtype)
         self.going = Going(windows, logits, jnp.zeros(batch, bool), jnp.asarray(True), written)
 
-    def run(self, count: int, sampling: Sampling, knobs: Array, seed: Array) -> Any:
+    def run(self, count: int, sampling: Sampling, knobs: Array, key: Array) -> Any:
         """Return at most `count` new tokens of each row, fewer where a leaf or all rows end."""
         at = self.done % self.leaf
         count = min(count, self.leaf - at)
         end, self.going = _go_on(
-            self.plan, self.going, at, at + count, self.prompt + self.done - at, self.padding, knobs, seed,
+            self.plan, self.going, at, at + count, self.prompt + self.done - at, self.padding, knobs, key,
             sampling=sampling,
         )  # fmt: skip
         new = np.asarray(self.going.written)[:, at : int(end)]
@@ -263,11 +271,12 @@ class _Loop:
 
 @functools.partial(jax.jit, static_argnames=("sampling",), donate_argnums=1)
 def _go_on(
-    plan: DecodingPlan, going: Going, at: Any, end: Any, begin: Any, padding: Array, knobs: Array, seed: Array,
+    plan: DecodingPlan, going: Going, at: Any, end: Any, begin: Any, padding: Array, knobs: Array, key: Array,
     *, sampling: Sampling,
 ) -> tuple[Array, Going]:  # fmt: skip
     """Draw tokens from entry `at` of a leaf to `end`, or until all rows have ended; the leaf is of time `begin`."""
-    keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(seed)))(jnp.arange(going.ended.shape[0]))
+    whole = jax.random.fold_in(jax.random.key(key[0]), key[1])
+    keys = jax.vmap(functools.partial(jax.random.fold_in, whole))(jnp.arange(going.ended.shape[0]))
     fill = sampling.stop_token or 0
 
     def more(carry: tuple[Array, Going]) -> Any:
@@ -296,8 +305,9 @@ def _drawn(logits: Array, chance: Array | None, knobs: Array, sampling: Sampling
     """Return a token for each row of logits (b, V), by numbers in [0, 1); the likeliest without."""
     if chance is None:
         return jnp.argmax(logits, axis=-1)
-    logits = logits.astype("float32")
+    logits = at_least_float32(logits)
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)  # however small the temperature, the likeliest is finite
+    logits = logits.astype("float32")
     p, ids = jax.nn.softmax(logits / knobs[0], axis=-1), None
     if sampling.nucleus or sampling.top_k is not None:
         k = p.shape[1] if sampling.top_k is None else min(sampling.top_k, p.shape[1])
@@ -323,34 +333,8 @@ def _rounded_prompt(tokens: Array, mask: Array | None) -> tuple[Array, Array]:
     return jnp.pad(tokens, ((0, 0), (more, 0))), padding + more
 
 
-def _check_sampling(
-    tokens: Array,
-    count: int,
-    config: TMMConfig,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-    stop_token: int | None,
-) -> Sampling:
-    if tokens.size == 0:
-        raise ValueError(
-            f"input_ids must be sequences with a token or more, (n,) or (b, n), got {tokens.shape}: "
-            "start from the end-of-text token where there is no prompt"
-        )
-    in_range = count >= 0 and temperature >= 0 and 0 < top_p <= 1  # NaN is refused as well
-    if not in_range or (top_k is not None and top_k < 1):
-        raise ValueError(
-            "expected max_new_tokens >= 0, temperature >= 0, top_k >= 1 and 0 < top_p <= 1, got "
-            f"max_new_tokens={count}, {temperature=}, {top_k=} and {top_p=}"
-        )
-    if stop_token is not None and not 0 <= stop_token < config.vocab_size:
-        raise ValueError(f"stop_token {stop_token} is outside the vocabulary of {config.vocab_size} tokens")
-    return Sampling(temperature == 0, top_k, top_p < 1, stop_token)
-
-
-def _full(limit: float, tokens: Array) -> ContextFullError:
-    return ContextFullError(
-        f"the model's position bias ends at max_len={limit} tokens: ask for fewer tokens, shorten the prompt, or train "
-        "with position_bias=False, which runs on",
-        tokens,
-    )
+def _as_key(seed: int) -> Array:
+    """Return a seed of 64 bits as two numbers, so that no two are alike; JAX's own take 32 unless told otherwise."""
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed must be at least 0 and less than 2**64, got {seed}: take its remainder")
+    return jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], "uint32")

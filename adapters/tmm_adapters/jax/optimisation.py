@@ -44,6 +44,11 @@ def optimizer(
     weight_decay, beta1, beta2, clip : float
         As in `TrainingOptions`: `clip` is the largest norm of the gradient, and 0 does not clip.
 
+    Returns
+    -------
+    optax.GradientTransformation
+        Its state holds, beside the number of steps, `mu` and `nu` by the names of the parameters that are trained.
+
     Examples
     --------
     >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
@@ -51,11 +56,11 @@ def optimizer(
     >>> optax.tree_utils.tree_get(state, "mu")["embed.weight"].shape
     (5, 4)
     """
-    frozen = lm.frozen_names(config)
+    frozen, decayed = lm.frozen_names(config), lm.decayed_names(config)
     inner = optax.chain(
         _clipped(clip) if clip > 0 else optax.identity(),
         optax.scale_by_adam(b1=beta1, b2=beta2, eps=1e-8),
-        optax.add_decayed_weights(weight_decay, mask=lambda params: {name: _decays(name) for name in params}),
+        optax.add_decayed_weights(weight_decay, mask=lambda params: {name: name in decayed for name in params}),
         optax.scale_by_learning_rate(learning_rate),
     )
 
@@ -93,10 +98,25 @@ def train_step(
     rate : float or array, ()
         The share of the peak learning rate that this step takes.
 
+    Returns
+    -------
+    params : dict of arrays
+        Frozen ones as they were.
+    opt_state
+        Of the optimiser, one step on.
+    loss : array, ()
+        The mean over all targets of the batch that count, before the step; NaN, as the parameters then, if none does.
+
     Raises
     ------
     TypeError, ValueError
-        As `loss`.
+        As `loss`; a batch with anything else in it is refused, too.
+
+    Notes
+    -----
+    Compiled once for each shape of the batch, `config`, `optimizer`, `precision`, `mesh` and backend. The gradients of
+    accumulated batches are summed over all their targets, so `a` batches are one of `a` times the rows, exactly but for
+    rounding, in the memory of one. The parameters' dtype is that of gradients and of what AdamW keeps.
 
     Examples
     --------
@@ -122,7 +142,7 @@ def _train_step(
 ) -> Any:
     frozen = lm.frozen_names(config)
     trained = {name: p for name, p in params.items() if name not in frozen}
-    targets = targets_of(**batch)
+    targets = targets_of(batch)
     count = jnp.sum(targets != lm.IGNORED)
 
     def share_of_loss(trained: Any, rows: Any) -> Array:
@@ -152,9 +172,3 @@ def _clipped(most: float) -> optax.GradientTransformation:
         return jax.tree.map(lambda g: g * scale.astype(g.dtype), updates)
 
     return optax.stateless(clip)
-
-
-def _decays(name: str) -> bool:
-    """Return whether a parameter is the weight of a linear map: lags and the embedding of rare tokens do not decay."""
-    *_, layer, part = name.split(".")
-    return part == "weight" and layer != "embed" and not layer.endswith("norm")

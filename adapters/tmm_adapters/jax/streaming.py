@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from tmm_core import TMMConfig, lm, streaming
 from tmm_core._checks import check_count
 from tmm_core._decoding import ended_together
 from tmm_core._documents import documents_of, refused_rows
+from tmm_core._refusals import no_room, other_plan
 
 from . import model
 from .batches import check_batch, check_params
+from .model import How, Precision
 
 __all__ = [
     "DecodingPlan",
@@ -35,8 +39,13 @@ __all__ = [
 ]
 
 
+_numbers = itertools.count()
+
+
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["params", "layers"], meta_fields=["config", "capacity"]
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "layers", "number"],
+    meta_fields=["config", "capacity", "precision"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class DecodingPlan:
@@ -45,12 +54,17 @@ class DecodingPlan:
     params: Mapping[str, Array]
     layers: Mapping[str, Any]
     """By the names of the lags."""
+    number: Any
+    """An integer, another one for each plan, by which a stream knows its own."""
     config: TMMConfig
     capacity: int
+    precision: Precision
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["tapes", "padding", "position", "at", "end"], meta_fields=["shape"]
+    jax.tree_util.register_dataclass,
+    data_fields=["tapes", "padding", "position", "at", "end", "plan_number"],
+    meta_fields=["config", "capacity"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class DecodingState:
@@ -66,19 +80,31 @@ class DecodingState:
     """The tapes' entry of the next token."""
     end: Any
     """The first position that there is no place for."""
-    shape: tuple[TMMConfig, int, int]
-    """Of which configuration, capacity and number of rows the stream is."""
+    plan_number: Any
+    """The `number` of the plan that the stream is of."""
+    config: TMMConfig
+    capacity: int
+
+    @property
+    def batch_size(self) -> int:
+        """Texts that are streamed together."""
+        return int(self.padding.shape[0])
 
 
 def stream_plan(
-    params: Mapping[str, Array], config: TMMConfig, capacity: int, *, backend: str | None = None
+    params: Mapping[str, Array],
+    config: TMMConfig,
+    capacity: int,
+    *,
+    precision: Precision = "float32",
+    backend: str | None = None,
 ) -> DecodingPlan:
     """Prepare to stream a model: the logits of `apply`, one token at a time.
 
     Parameters
     ----------
-    params, config, backend
-        As in `apply`; the plan keeps copies of the filters, and the other parameters as they are.
+    params, config, precision, backend
+        As in `apply`; the plan keeps copies of the filters, and the other parameters as they are, on one device.
     capacity : int
         Tokens that a text can have, its prompt included.
 
@@ -94,7 +120,8 @@ def stream_plan(
 
     Notes
     -----
-    Cost and error are those of `tmm_core.stream_plan` in each layer.
+    Cost and error are those of `tmm_core.stream_plan` in each layer. Streams are mixed, and tapes kept, in the dtype of
+    the parameters with either `precision`.
 
     Examples
     --------
@@ -115,7 +142,7 @@ def stream_plan(
         for name in params
         if name.endswith((".mix.lags", ".mix.lags2"))
     }
-    return DecodingPlan(dict(params), layers, config, capacity)
+    return DecodingPlan(dict(params), layers, next(_numbers), config, capacity, precision)
 
 
 def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
@@ -125,8 +152,8 @@ def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
         name: layer.new_tape((batch_size, plan.config.d_model), _whole_leaves(plan.capacity, layer))
         for name, layer in plan.layers.items()
     }
-    shape = (plan.config, plan.capacity, batch_size)
-    return DecodingState(tapes, jnp.zeros(batch_size, "int32"), 0, 0, _end(plan, 0), shape)
+    padding = jnp.zeros(batch_size, "int32")
+    return DecodingState(tapes, padding, 0, 0, _end(plan, 0), plan.number, plan.config, plan.capacity)
 
 
 def _whole_leaves(count: int, layer: Any) -> int:
@@ -167,8 +194,9 @@ def stream_prefill(
     Raises
     ------
     TypeError, ValueError
-        As `apply`; and if the state is another plan's or batch's, the tokens exceed the capacity or the position bias
-        (in traced code the logits become NaN, as for a bad mask), or there is padding after the first tokens.
+        As `apply`; and if the state is another plan's or batch's, the tokens exceed the capacity or the position bias,
+        or there is padding after the first tokens. Where a program does not know the plan, the position or the mask,
+        the logits become NaN in place of the first two and of a bad mask.
 
     Notes
     -----
@@ -195,9 +223,8 @@ def stream_prefill(
     count = tokens.shape[1]
     _check_room(state, count)
     logits, tapes = _resume(plan, state.tapes, state.at, state.position, state.padding, tokens)
-    if not _known(state.position):
-        logits = jnp.where(state.position + count > state.end, jnp.nan, logits)
-    return logits, dataclasses.replace(state, tapes=tapes, position=state.position + count, at=0)
+    later = dataclasses.replace(state, tapes=tapes, position=state.position + count, at=0)
+    return _nan_where_refused(plan, state, count, logits), later
 
 
 def prefilled(plan: DecodingPlan, state: DecodingState, tokens: Array, padding: Array) -> tuple[Array, DecodingState]:
@@ -209,7 +236,8 @@ def prefilled(plan: DecodingPlan, state: DecodingState, tokens: Array, padding: 
     left = plan.capacity - count
     length = max((_whole_leaves(left, layer) for layer in plan.layers.values()), default=0)
     logits, tapes = _begin(plan, tokens, padding, length)
-    return logits, dataclasses.replace(state, tapes=tapes, position=count, at=0)
+    later = dataclasses.replace(state, tapes=tapes, position=count, at=0)
+    return _nan_where_refused(plan, state, count, logits), later
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -217,12 +245,12 @@ def _begin(plan: DecodingPlan, tokens: Array, padding: Array, length: int) -> tu
     tapes = {}
 
     def mix(name: str, x: Array) -> Array:
-        y: Array
-        y, tapes[name] = plan.layers[name].begun(x, padding, length)
+        mixed, tapes[name] = plan.layers[name].begun(x.astype(plan.params[name].dtype), padding, length)
+        y: Array = mixed.astype(x.dtype)
         return y
 
-    x = model.residual_stream(plan.params, _tokens_only(tokens, padding), plan.config, mix)
-    return model.logits_of(plan.params, x[:, -1], plan.config), tapes
+    x = model.residual_stream(plan.params, _tokens_only(tokens, padding), plan.config, mix, How(plan.precision))
+    return model.logits_of(plan.params, x[:, -1], plan.config, How(plan.precision)), tapes
 
 
 def _tokens_only(tokens: Array, padding: Array) -> Array:
@@ -241,8 +269,8 @@ def _resume(
         y: Array = mixed.astype(x.dtype)
         return y
 
-    x = model.residual_stream(plan.params, tokens, plan.config, mix)
-    return model.logits_of(plan.params, x[:, -1], plan.config), later
+    x = model.residual_stream(plan.params, tokens, plan.config, mix, How(plan.precision))
+    return model.logits_of(plan.params, x[:, -1], plan.config, How(plan.precision)), later
 
 
 def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Any) -> tuple[Array, DecodingState]:
@@ -282,9 +310,8 @@ def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Any) -> tuple[
     known, u = _known(state.at), state.at + 1
     for name, layer in plan.layers.items():
         tapes[name] = layer.tiled(tapes[name], u) if known else layer.with_any_tile(tapes[name], u)
-    if not _known(state.position):
-        logits = jnp.where(state.position >= state.end, jnp.nan, logits)
-    return logits, dataclasses.replace(state, tapes=tapes, position=state.position + 1, at=u)
+    later = dataclasses.replace(state, tapes=tapes, position=state.position + 1, at=u)
+    return _nan_where_refused(plan, state, 1, logits), later
 
 
 @functools.partial(jax.jit, donate_argnums=1)
@@ -306,8 +333,8 @@ def advanced(
         y: Array = mixed.astype(x.dtype)
         return y
 
-    x = model.residual_stream(plan.params, tokens, plan.config, mix)
-    return model.logits_of(plan.params, x, plan.config), later
+    x = model.residual_stream(plan.params, tokens, plan.config, mix, How(plan.precision))
+    return model.logits_of(plan.params, x, plan.config, How(plan.precision)), later
 
 
 def stream_copy(state: DecodingState) -> DecodingState:
@@ -317,15 +344,15 @@ def stream_copy(state: DecodingState) -> DecodingState:
 
 def stream_reorder(state: DecodingState, indices: Any) -> DecodingState:
     """Return a stream of the rows `indices`, (other_b,), of this one; see `tmm_core.stream_reorder`."""
-    config, capacity, count = state.shape
-    indices = jnp.asarray(indices)
+    if not isinstance(indices, Array | np.ndarray):
+        raise TypeError(f"indices must be an array of JAX or NumPy, got {type(indices).__name__}: convert them first")
+    indices, count = jnp.asarray(indices), state.batch_size
     if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
         raise ValueError(f"indices must be integers (b,), rows of the batch, and are {indices.dtype} {indices.shape}")
     if _known(indices) and not bool(jnp.all((indices >= 0) & (indices < count))):
         raise ValueError(f"indices must be rows of the batch, 0 to {count - 1}")
     tapes = {name: tape[indices] for name, tape in state.tapes.items()}
-    shape = (config, capacity, int(indices.shape[0]))
-    return dataclasses.replace(state, tapes=tapes, padding=state.padding[indices], shape=shape)
+    return dataclasses.replace(state, tapes=tapes, padding=state.padding[indices])
 
 
 def _known(value: Any) -> bool:
@@ -333,22 +360,30 @@ def _known(value: Any) -> bool:
 
 
 def _check_state(plan: DecodingPlan, state: DecodingState, tokens: Array) -> None:
-    config, capacity, batch = state.shape
-    if (config, capacity) != (plan.config, plan.capacity):
-        raise ValueError("the state belongs to another plan: expected a state that stream_init made with this one")
-    if tokens.shape[0] != batch:
-        raise ValueError(f"the stream has {batch} rows and there are tokens for {tokens.shape[0]}: one stream a batch")
+    """Refuse a stream of another plan, as far as it is known, or of another batch."""
+    same = (state.config, state.capacity) == (plan.config, plan.capacity)
+    if not same or (_numbers_known(plan, state) and int(plan.number) != int(state.plan_number)):
+        raise other_plan()
+    if tokens.shape[0] != state.batch_size:
+        raise ValueError(
+            f"the stream has {state.batch_size} rows and there are tokens for {tokens.shape[0]}: one stream a batch"
+        )
 
 
 def _check_room(state: DecodingState, count: int) -> None:
-    """Refuse more tokens than there is place for."""
-    config, capacity, _ = state.shape
-    if not _known(state.position) or not _known(state.end) or int(state.position) + count <= int(state.end):
-        return
-    came = f"{int(state.position)} tokens have come and {count} would follow"
-    if int(state.position) + count > capacity:
-        raise ValueError(f"the stream is full: {came}, with {capacity=}: plan with a larger capacity")
-    raise ValueError(
-        f"the position bias ends at max_len={config.max_len}, and {came}: end the stream there, "
-        "or use a model without position bias (position_bias=False), which runs on"
-    )
+    """Refuse more tokens than there is place for, as far as it is known."""
+    if _known(state.position) and _known(state.end) and int(state.position) + count > int(state.end):
+        raise no_room(int(state.position), count, state.capacity, state.config.max_len)
+
+
+def _nan_where_refused(plan: DecodingPlan, state: DecodingState, count: int, logits: Array) -> Array:
+    """Return NaN where only values that are traced tell that a stream cannot take `count` more tokens of a plan."""
+    if not _numbers_known(plan, state):
+        logits = jnp.where(plan.number == state.plan_number, logits, jnp.nan)
+    if not (_known(state.position) and _known(state.end)):
+        logits = jnp.where(state.position + count > state.end, jnp.nan, logits)
+    return logits
+
+
+def _numbers_known(plan: DecodingPlan, state: DecodingState) -> bool:
+    return _known(plan.number) and _known(state.plan_number)

@@ -105,10 +105,11 @@ class JaxModel:
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
-            seed=seed % (1 << 32),
+            seed=seed % (1 << 64),
             stop_token=stop_token,
             at_a_time=_AT_A_TIME,
             end_where_full=True,
+            precision=self._precision,
         ):
             yield from tokens.T.tolist()
 
