@@ -10,8 +10,6 @@ from rich.console import Console
 
 from tmm_adapters.training.display import Display, PlainDisplay, Silence, TerminalDisplay, make_display
 
-WIDTH = 80
-
 
 def show(display: Display) -> None:
     """Go through a whole run."""
@@ -24,21 +22,27 @@ def show(display: Display) -> None:
     display.stop()
 
 
-def test_a_terminal_is_never_overrun() -> None:
+@pytest.mark.parametrize(
+    ("width", "figures"),
+    [
+        (36, ["60/12000", "loss 2.346", "1:15 left"]),
+        (64, ["60/12000", "loss 2.346", "12,346 tok/s", "1:15 left"]),
+        (200, ["60/12000", "loss 2.346", "12,346 tok/s", "1:15 left"]),
+    ],
+)
+def test_a_terminal_is_never_overrun_and_no_figure_cut_short(width: int, figures: list[str]) -> None:
     file = io.StringIO()
     show(
         TerminalDisplay(
-            Console(file=file, force_terminal=True, width=WIDTH, highlight=False, markup=False, emoji=False)
+            Console(file=file, force_terminal=True, width=width, highlight=False, markup=False, emoji=False)
         )
     )
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
     lines = re.split(r"[\r\n]+", plain)
-    assert all(len(line) <= WIDTH for line in lines if "resuming" not in line), (
+    assert all(len(line) <= width for line in lines if "resuming" not in line), (
         "a note may be copied, so it is not folded"
     )
-    assert any(
-        "60/12000" in line and "loss 2.346" in line and "12,346 tok/s" in line and "1:15 left" in line for line in lines
-    )
+    assert any(all(figure in line for figure in figures) for line in lines)
     assert "[bold]list[/bold] ·[31m" in plain, "what a model writes is text, not markup"
     assert ":smile:" in plain
     assert "resuming from " + "runs/" * 30 in plain

@@ -25,7 +25,7 @@ from tmm_adapters.text import open_text
 from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_adapters.tokens import bits_per_byte, evaluation_windows, open_tokens
 from tmm_adapters.torch import LanguageModel
-from tmm_adapters.training import checkpoints
+from tmm_adapters.training import checkpoints, session
 from tmm_adapters.training.interruption import Interruption
 from tmm_adapters.training.measure import held_out_nats
 from tmm_adapters.training.moments import read_moments
@@ -359,6 +359,18 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(
     assert newest is not None
     assert (newest.name, skipped) == ("step-00000004", [])
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_a_reader_that_has_gone_is_no_full_disk(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise BrokenPipeError
+
+    run = unfinished(finished, tmp_path / "unread")
+    monkeypatch.setattr("tmm_adapters.training.narration.Narration.sample", broken)
+    with pytest.raises(BrokenPipeError):
+        session.resume(run)
 
 
 def test_hostile_pickles_in_a_checkpoint_do_not_run(finished: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rich.text import Text
 __all__ = ["Display", "PlainDisplay", "Silence", "TerminalDisplay", "counted", "duration", "make_display", "printable"]
 
 _PLAIN_SECONDS = 10.0  # between two lines in a file
+_WIDE = 64  # columns in which all figures have room beside a bar; in fewer, some of them are left out
 
 
 class Display(Protocol):
@@ -53,13 +54,11 @@ class TerminalDisplay:
     def __init__(self, console: Console) -> None:
         """Show on `console`."""
         self._console = console
+        wide = console.width >= _WIDE
+        bar = (BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%")) if wide else ()
         self._progress = Progress(
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f}%"),
-            _Field("steps"),
-            _Field("loss"),
-            _Field("rate"),
-            _Field("left"),
+            *bar,
+            *(_Field(name) for name in ("steps", "loss", "rate", "left") if wide or name != "rate"),
             console=console,
             expand=True,
             transient=True,

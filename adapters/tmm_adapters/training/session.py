@@ -194,6 +194,8 @@ def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *
             elif place.first:
                 finish(course, learner, narration, display)
             place.part()
+        except BrokenPipeError:
+            raise  # who read the output has gone, such as `head`
         except OSError as error:
             if error.errno is None and type(error) is not OSError:
                 raise  # ours, of a path that is wrong: it says what to do
