@@ -63,11 +63,12 @@ def edit(**changes: object) -> Callable[[dict[str, object]], None]:
         (edit(yardsticks={"zlib": "cheap"}), "is damaged: 'yardsticks' is {'zlib': 'cheap'}"),
         (edit(finished="no"), "is damaged: 'finished' is 'no'"),
         (lambda d: d.pop("preset"), "is damaged: 'preset' is missing"),
-        (edit(source={}), "describes no run that can go on"),
-        (lambda d: d["source"].update(colour="red"), "describes no run that can go on"),
-        (lambda d: d["source"].update(held_out_bytes="x"), "describes no run that can go on"),
-        (lambda d: d["options"].update(batch="x"), "describes no run that can go on"),
-        (lambda d: d["config"].update(d_model=-1), "describes no run that can go on (d_model must be"),
+        (edit(source={}), "describes no run that can be used"),
+        (lambda d: d["source"].update(colour="red"), "describes no run that can be used"),
+        (lambda d: d["source"].update(held_out_bytes="x"), "describes no run that can be used"),
+        (lambda d: d["options"].update(precision="float16"), "--precision must be one of auto, float32, bfloat16"),
+        (lambda d: d["options"].update(batch="x"), "describes no run that can be used"),
+        (lambda d: d["config"].update(d_model=-1), "describes no run that can be used (d_model must be"),
         (lambda d: d["config"].update(d_mlp=5), "its d_mlp is 5, there it is None"),
     ],
 )
@@ -105,6 +106,21 @@ def test_a_text_that_is_not_the_one_trained_on_is_refused(
     assert "the text of the run cannot be used" in error
     assert error.count("\n") == 1
     assert [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.checkpoints)] == [3, STEPS]
+
+
+@pytest.mark.parametrize("command", [["eval", "--text", __file__], ["index", "--over-time"]], ids=["eval", "index"])
+def test_a_description_that_was_edited_is_refused_wherever_it_is_read(
+    command: list[str], run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.describe(source={})
+    assert main([command[0], str(run.folder), *command[1:]]) == 2
+    assert "describes no run that can be used" in capsys.readouterr().err
+
+
+def test_a_run_that_was_told_to_end_earlier_ends_where_it_is(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.describe(steps=STEPS - 1)
+    assert resume(run, capsys)[0] == 0
+    assert Run.open(run.folder).records()[-1]["step"] == STEPS
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY", b"garbage"])

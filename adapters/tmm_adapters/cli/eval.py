@@ -69,11 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
     """Return where documents begin, which the model of a run reads as it did in training: isolated, or joined."""
-    from ..training.options import TrainingOptions
     from ..training.runs import run_of
 
     run = run_of(folder)
-    joined = run is not None and TrainingOptions.from_dict(run.description["options"]).join_documents
+    joined = run is not None and run.described()[2].join_documents
     return None if joined else tokenizer.end_of_text
 
 
@@ -92,5 +91,5 @@ def _others(folder: Path, part: Part) -> dict[str, float]:
     from ..text import open_text
     from ..yardsticks import yardsticks
 
-    training, _ = open_text(run.data / "text").split(run.description["source"]["held_out_bytes"])
+    training, _ = open_text(run.data / "text").split(run.described()[1].held_out_bytes)
     return yardsticks(training, part)

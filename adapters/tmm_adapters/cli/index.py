@@ -109,14 +109,12 @@ def _over_time(arguments: argparse.Namespace) -> int:
     run = _run(arguments.dir)
     import numpy as np
 
-    from tmm_core import TMMConfig
-
     from ..operator_pictures import WHAT_TO_SEE_OVER_TIME, plot_over_time
     from ..operator_tables import place, print_table, size_of, summary_of, table_over_time
     from ..operators import filters_of, index_of, vanishing
     from ..panels import require_picture
 
-    config = TMMConfig.from_dict(run.description["config"])
+    config = run.described()[0]
     logs = run.logged_lags()
     if config.n_layers and not logs:
         raise FileNotFoundError(f"{run.lags} holds no lags yet: train until the first evaluation, or name another run")

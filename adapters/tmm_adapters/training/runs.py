@@ -22,9 +22,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tmm_core import TMMConfig
+
 from ..folder import is_model, require_empty
 from ..text import written_aside
 from .checkpoints import newest_intact
+from .options import TrainingOptions
+from .source import Source
 
 __all__ = ["Run", "model_folder", "newest_run", "run_of"]
 
@@ -117,6 +121,23 @@ class Run:
             found = repr(description[wrong[0]]) if wrong[0] in description else "missing"
             raise ValueError(f"{path} is damaged: {wrong[0]!r} is {found}; the run cannot be used: begin a new one")
         return cls(folder, description)
+
+    def described(self) -> tuple[TMMConfig, Source, TrainingOptions]:
+        """Return the model, the text and the options of the run.
+
+        Raises
+        ------
+        ValueError
+            If the description, a file that people may edit, tells of none.
+        """
+        config, source, options = (self.description[name] for name in ("config", "source", "options"))
+        try:
+            return TMMConfig.from_dict(config), Source.from_dict(source), TrainingOptions.from_dict(options)
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{self.folder / DESCRIPTION} describes no run that can be used ({error}): restore it, "
+                "or begin a new run"
+            ) from error
 
     def describe(self, **changes: Any) -> None:
         """Change the description on the disk; it is there whole at every moment."""

@@ -27,7 +27,7 @@ from .narration import BITS, Narration
 from .options import TrainingOptions
 from .order import TrainingSamples
 from .report import finish, header, resume_command
-from .runs import DESCRIPTION, Run
+from .runs import Run
 from .source import Source
 
 __all__ = ["Plan", "begin", "resume", "settled"]
@@ -80,7 +80,7 @@ def resume(run: Run, **changes: Any) -> int:
     """
     if run.description["finished"]:
         raise ValueError(f"the run {run.folder} is finished, nothing is left to resume: its model is {run.model}")
-    options = dataclasses.replace(_described(run)[2], **changes)
+    options = dataclasses.replace(run.described()[2], **changes)
     place = load(choose(options.framework, training=True)).place(options)
     display = make_display(silent=not place.first)
     with _backend(options):
@@ -104,20 +104,6 @@ def settled(options: TrainingOptions, config: TMMConfig, framework: Framework) -
     if precision == "auto":
         precision = "bfloat16" if framework.fast_at_bfloat16(options.device) else "float32"
     return dataclasses.replace(options, learning_rate=rate, precision=precision)
-
-
-def _described(run: Run) -> tuple[TMMConfig, Source, TrainingOptions]:
-    """Return the model, the text and the options of `run`, checked."""
-    try:
-        return (
-            TMMConfig.from_dict(run.description["config"]),
-            Source.from_dict(run.description["source"]),
-            TrainingOptions.from_dict(run.description["options"]),
-        )
-    except (TypeError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"{run.folder / DESCRIPTION} describes no run that can go on ({error}): restore it, or begin a new run"
-        ) from error
 
 
 def _backend(options: TrainingOptions) -> contextlib.AbstractContextManager[None]:
@@ -158,7 +144,7 @@ def _windows(data: Data, config: TMMConfig, options: TrainingOptions) -> tuple[T
 
 def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *, checkpoint: Path | None) -> int:
     """Train from `checkpoint` on, and finish the run unless interrupted."""
-    config, source, _ = _described(run)
+    config, source, _ = run.described()
     data = open_data(run, source)
     samples, held_out = _windows(data, config, options)
     work = Work(
@@ -181,7 +167,7 @@ def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *
             run.forget_after(first)
         try:
             try:
-                if checkpoint is not None and first == course.total_steps:
+                if checkpoint is not None and course.total_steps is not None and first >= course.total_steps:
                     learner.load(checkpoint)  # only the end of the run was missed
                 else:
                     learner.train(course, checkpoint)
