@@ -51,6 +51,7 @@ def optimizer(
 
     Examples
     --------
+    >>> from tmm_adapters.jax import init
     >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
     >>> state = optimizer(config, learning_rate=0.01).init(init(config))
     >>> optax.tree_utils.tree_get(state, "mu")["embed.weight"].shape
@@ -120,9 +121,10 @@ def train_step(
 
     Examples
     --------
+    >>> from tmm_adapters.jax import init
     >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
     >>> params, adamw = init(config), optimizer(config, learning_rate=0.01)
-    >>> batch = {"input_ids": np.asarray([[1, 4, 2]])}
+    >>> batch = {"input_ids": jnp.asarray([[1, 4, 2]])}
     >>> params, state, loss = train_step(params, adamw.init(params), batch, config, adamw)
     >>> loss.shape
     ()
