@@ -117,6 +117,13 @@ def test_a_description_that_was_edited_is_refused_wherever_it_is_read(
     assert "describes no run that can be used" in capsys.readouterr().err
 
 
+def test_a_step_that_has_become_another_is_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on another number of devices; the same for a batch that was edited."""
+    run.describe(options={**run.description["options"], "batch": 3})
+    assert main(["train", "--resume", str(run.folder)]) == 0
+    assert "note: a step trains on 48 tokens here, and did on 32:" in capsys.readouterr().out
+
+
 def test_a_run_that_was_told_to_end_earlier_ends_where_it_is(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.describe(steps=STEPS - 1)
     assert resume(run, capsys)[0] == 0

@@ -165,6 +165,7 @@ def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *
         display.header(f"Toeplitz MLP Mixer, {run.description['preset']}", header(work, data, place))
         if place.first:
             run.forget_after(first)
+            _tell_of_another_step(run, course.tokens_per_step, display)
         try:
             try:
                 if checkpoint is not None and course.total_steps is not None and first >= course.total_steps:
@@ -189,6 +190,17 @@ def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *
             remedy = "let it be written" if locked else "make room"
             raise OSError(f"{error}; earlier checkpoints are intact: {remedy}, then {resume_command(run)}") from error
     return interruption.exit_code
+
+
+def _tell_of_another_step(run: Run, tokens: int, display: Display) -> None:
+    """Say where a step is larger or smaller than in the sitting before: the run goes on, but not bit for bit."""
+    records = ((record["step"], record.get("tokens")) for record in run.records())
+    before = [total // step for step, total in records if step > 0 and isinstance(total, int)]
+    if before and before[-1] != tokens:
+        display.note(
+            f"note: a step trains on {tokens:,} tokens here, and did on {before[-1]:,}: each device takes a batch, "
+            "and there is another number of them"
+        )
 
 
 def _evaluated(run: Run, step: int) -> bool:
