@@ -218,6 +218,16 @@ def test_texts_are_written_in_the_precision_asked_for():
         assert text.tolist() == [1, likeliest, likeliest]
 
 
+@pytest.mark.parametrize("temperature", [1e300, float("inf")])
+def test_the_hottest_texts_leave_out_what_is_ruled_out(temperature: float):
+    config = dataclasses.replace(FREE, n_layers=0)
+    ours = {name: jnp.zeros_like(p) for name, p in model.init(config).items()}
+    ours["embed.weight"] = ours["embed.weight"].at[:, 0].set(1)
+    ours["unembed.weight"] = ours["unembed.weight"].at[3, 0].set(-jnp.inf)
+    text = model.generate(ours, np.asarray([1]), config, 200, temperature=temperature, top_p=1.0)
+    assert set(text.tolist()) == set(range(11)) - {3}
+
+
 def test_tokens_are_drawn_as_their_probabilities_say():
     sampling = jax_generation.Sampling(greedy=False, top_k=3, nucleus=True, stop_token=None)
     p = np.asarray([0.1, 0.4, 0.05, 0.25, 0.2])
@@ -241,7 +251,7 @@ def test_the_end_of_the_position_bias_is_told_with_the_tokens_so_far():
     theirs = LanguageModel.from_params(params, config).generate(torch.from_numpy(ids), 4, temperature=0)
     assert np.array_equal(model.generate(ours, ids, config, 4, temperature=0), theirs.numpy())
     with pytest.raises(model.ContextFullError, match=r"position bias ends at max_len=12.*position_bias=False") as told:
-        model.generate(ours, ids, config, 5, temperature=0)
+        model.generate(ours, ids, config, 10**12, temperature=0)  # for which nothing is allocated
     assert np.array_equal(told.value.tokens, theirs.numpy())
 
 

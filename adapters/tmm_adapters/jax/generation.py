@@ -193,8 +193,8 @@ def new_tokens(
     # The last token needs no place of its own, and the shortest text has as many as the bias.
     room = int(min(max_new_tokens, limit - int(lengths.min()) + 1))
     loop = _Loop(params, config, tokens, padding, room, precision, backend)
-    finite = jnp.finfo("float32")
-    knobs = jnp.asarray([min(max(temperature, float(finite.tiny)), float(finite.max)), top_p], "float32")
+    tiny = float(jnp.finfo("float32").tiny)  # XLA may multiply by a reciprocal, of which it makes 0 if it is smaller
+    knobs = jnp.asarray([min(max(temperature, tiny), 1 / tiny), top_p], "float32")
     done = 0
     while done < max_new_tokens and not loop.ended.all():
         # The token after these is drawn from logits at a position that the bias must still have.

@@ -121,7 +121,8 @@ def stream_plan(
     Notes
     -----
     Cost and error are those of `tmm_core.stream_plan` in each layer. Streams are mixed, and tapes kept, in the dtype of
-    the parameters with either `precision`.
+    the parameters with either `precision`. Make plans outside of programs: each call of one would return the number by
+    which streams know their plan.
 
     Examples
     --------
