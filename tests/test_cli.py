@@ -268,6 +268,7 @@ def test_resume_refuses_what_is_no_run_and_new_options(
     tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "is not the folder of a run" in refused("train", "--resume", tmp_path)
+    assert f"there is no folder {tmp_path / 'x'}: check" in refused("train", "--resume", tmp_path / "x")
     assert "leave out --batch, --steps" in refused("train", "--resume", tmp_path, "--steps", "3", "--batch", "2")
     monkeypatch.chdir(tmp_path)
     assert "there is no run in" in refused("train", "--resume")

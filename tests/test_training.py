@@ -205,6 +205,13 @@ def test_one_process_at_a_time_trains_a_run(finished: Path, tmp_path: Path, caps
         pass  # free again
 
 
+def test_where_no_folder_can_be_made_another_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").write_text("a file")
+    with pytest.raises(OSError, match=r"cannot make the folder runs/default-.* choose another --out"):
+        Run.create(None, "default")
+
+
 def test_of_two_runs_that_begin_at_once_in_one_folder_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tmm_adapters.training.runs.require_empty", lambda folder: None)  # each saw it empty
     Run.create(tmp_path / "run", "default")

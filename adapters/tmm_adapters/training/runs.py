@@ -71,6 +71,8 @@ class Run:
         ------
         FileExistsError
             If `out` is not empty.
+        OSError
+            If the folder cannot be made.
         """
         if out is not None:
             require_empty(out)
@@ -81,7 +83,7 @@ class Run:
             except FileExistsError as error:
                 raise FileExistsError(f"{out} is not empty: another run has just begun in it") from error
             except OSError as error:
-                raise OSError(f"cannot make the folder {out} ({error.strerror}): choose another --out") from error
+                raise _cannot_make(out, error) from error
             return run
         stem, attempt = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}", 1
         while True:
@@ -90,6 +92,8 @@ class Run:
                 folder.mkdir(parents=True)
             except FileExistsError:  # two runs that began in the same second
                 attempt += 1
+            except OSError as error:
+                raise _cannot_make(folder, error) from error
             else:
                 return cls(folder, {})
 
@@ -105,6 +109,8 @@ class Run:
             If its description is damaged.
         """
         path = folder / DESCRIPTION
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}: check the path")
         if not path.is_file():
             raise FileNotFoundError(f"{folder} is not the folder of a run: it has no {DESCRIPTION}; check the path")
         try:
@@ -205,6 +211,10 @@ class Run:
         kept = [record for record in self.records() if record["step"] <= step]
         with written_aside(self.metrics) as file:
             file.write("".join(json.dumps(record) + "\n" for record in kept).encode())
+
+
+def _cannot_make(folder: Path, error: OSError) -> OSError:
+    return OSError(f"cannot make the folder {folder} ({error.strerror}): choose another --out")
 
 
 def newest_run(root: Path = RUNS) -> Run:
