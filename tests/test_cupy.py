@@ -1,5 +1,6 @@
 """The CuPy backend where there is no GPU: what it says, how it keeps plans, and how work is cut."""
 
+import doctest
 import importlib.util
 import threading
 import types
@@ -14,6 +15,7 @@ from tmm_core import _exchange, _masks, _registry
 cupy = pytest.importorskip("cupy", reason="cupy is not installed")
 
 from tmm_backends._cupy import gpu  # noqa: E402
+from tmm_backends._cupy import pieces as cuts  # noqa: E402
 from tmm_backends._cupy.pieces import Window, pieces  # noqa: E402
 from tmm_backends._cupy.plans import Plan, PlanKey, Plans  # noqa: E402
 
@@ -253,3 +255,7 @@ def test_documents_are_numbered_anew():
 def test_the_library_is_found_by_the_extra():
     assert importlib.util.find_spec("cupy") is not None
     assert tmm_core.get_backend("cupy").bridge is None
+
+
+def test_the_example_of_how_work_is_cut():  # pytest passes over the package's own: it needs CuPy to be imported
+    assert doctest.testmod(cuts) == (0, 1)

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import library_or_skip
 from jax import grad, hessian, jacfwd, jacrev, jit, jvp, lax, vmap
 from jax.test_util import check_grads
 
 import tmm_core
-from conftest import library_or_skip
 from tmm_backends._jax import host
 
 product, correlate = tmm_core.causal_toeplitz_matmul, tmm_core.causal_toeplitz_correlate

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from conftest import library_or_skip
 from model_variants import VARIANTS, random_ids, random_params
 
-from conftest import library_or_skip
 from tmm_adapters import jax as model
 from tmm_adapters.jax import generation as jax_generation
 from tmm_adapters.torch import LanguageModel

@@ -3,8 +3,8 @@
 import dataclasses
 
 import pytest
-
 from conftest import library_or_skip
+
 from tmm_core._streaming_laws import (
     check_chunks,
     check_independence_of_streams,

@@ -15,7 +15,8 @@ from ._masks import unsorted
 __all__ = ["check_count", "check_filter", "check_heads", "check_segments", "check_signal", "together"]
 
 
-_OPTIONAL = ("bias", "segment_ids")
+_OPTIONAL = ("bias", "row", "segment_ids")
+"""Arguments of the public functions that may be None."""
 
 
 def together(**arrays: Array | None) -> tuple[Any, list[Any]]:

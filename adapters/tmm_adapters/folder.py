@@ -131,8 +131,16 @@ def load_model(folder: str | os.PathLike[str], *, device: str = "auto") -> tuple
     ------
     FileNotFoundError, ValueError
         As `load_params`, and if the device is not there.
+    ImportError
+        If PyTorch is not installed.
     """
-    import torch
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            "load_model returns a PyTorch model, and PyTorch is not installed: pip install 'tmm-core[train]', or take "
+            "load_params and tmm_adapters.jax.from_params"
+        ) from error
 
     from .torch import LanguageModel
 

@@ -45,6 +45,6 @@ def _lines() -> Done:
         if column is not None:
             left[column] += 1
             if left[column] == len(TOPICS) * len(DTYPES):
-                print(f"tmm: {column.name} is through", file=sys.stderr, flush=True)
+                print(f"tmm: {column.name}: done", file=sys.stderr, flush=True)
 
     return done

@@ -23,7 +23,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="prove that all backends compute the same: products, gradients, models, training",
         description="Compute the same products, adjoints, correlations, gradients, streams, models of every variant "
         "and 200 steps of training with every backend that is here, in float32 and float64, and hold them against "
-        "NumPy and Numba in float64. The exit code is 1 where one differs by more than is allowed. A minute.",
+        "NumPy and Numba in float64. The exit code is 1 where one differs by more than is allowed. A minute and a half "
+        "of two cores, if they have nothing else to do.",
     )
     parser.add_argument(
         "columns",

@@ -71,6 +71,7 @@ class Course:
         self._interruption = interruption
         self._saved_at = time.monotonic()
         self._pace: Pace | None = None
+        self._first = 0.0, 0.0  # seconds after the first step, of which in training
 
     # Before, between and after the steps
 
@@ -88,6 +89,8 @@ class Course:
     def step_done(self, step: int) -> Decision:
         """Return what follows `step`, the last that was done."""
         self.step = step
+        if step == self.first_step + 1:
+            self._first = self.clock.seconds, self.clock.training_seconds
         if self._pace is not None:
             self._decide_length()
         total = self.total_steps
@@ -113,8 +116,8 @@ class Course:
         samples = self.work.samples
         figures["tokens"] = self.step * self.tokens_per_step
         if "loss" in figures:
-            done = (self.step - self.first_step) * self.tokens_per_step
-            figures["tokens_per_second"] = done / max(self.clock.training_seconds, 1e-9)
+            steps, _, seconds = self._timed()
+            figures["tokens_per_second"] = steps * self.tokens_per_step / max(seconds, 1e-9)
         figures["epoch"] = figures["tokens"] / samples.context / samples.per_pass
         wrong = [figures[key] for key in ("loss", BITS) if not math.isfinite(figures.get(key, 0.0))]
         if wrong:
@@ -195,7 +198,18 @@ class Course:
         """Return how long the run will go on, from how long it has taken."""
         if self.total_steps is None:
             return max(0.0, 60 * self._options.minutes - self.clock.seconds)
-        return (self.total_steps - self.step) * self.clock.seconds / (self.step - self.first_step)
+        steps, seconds, _ = self._timed()
+        return (self.total_steps - self.step) * seconds / steps
+
+    def _timed(self) -> tuple[int, float, float]:
+        """Return steps of this sitting, how long they took, and how long without evaluations, samples and checkpoints.
+
+        The first one compiles: it is left out as soon as there is another.
+        """
+        steps, seconds, training = self.step - self.first_step, self.clock.seconds, self.clock.training_seconds
+        if steps < 2:
+            return steps, seconds, training
+        return steps - 1, seconds - self._first[0], training - self._first[1]
 
 
 def tokens_per_step(work: Work, place: Place) -> int:

@@ -27,7 +27,7 @@ def header(work: Work, data: Data, place: Place) -> list[tuple[str, str]]:
     """Return what is about to be trained, on what, and by what."""
     run, config, options = work.run, work.config, work.options
     steps = run.description["steps"]
-    length = f"{steps:,} steps" if steps else f"{options.minutes:g} minutes"
+    length = f"{steps:,} steps" if steps else f"{options.minutes:g} minute{'s'[: options.minutes != 1]}"
     batch = tokens_per_step(work, place) // config.max_len
     text_size = f"{counted(data.text.n_bytes, 'byte')}, {counted(data.text.n_documents, 'document')}"
     costs = ", ".join(f"{name} {cost:.3f}" for name, cost in run.description["yardsticks"].items())

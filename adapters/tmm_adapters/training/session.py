@@ -176,7 +176,8 @@ def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *
                 display.stop()
             if not interruption.requested and not place.in_first_process(lambda: _evaluated(run, course.step)):
                 course.evaluate()  # a signal came in its turn
-            if interruption.requested:
+            stopped = interruption.requested
+            if stopped:
                 display.note(f"saved after step {course.step}; to go on: {resume_command(run)}")
             elif place.first:
                 finish(course, learner, narration, display)
@@ -189,7 +190,7 @@ def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *
             locked = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
             remedy = "let it be written" if locked else "make room"
             raise OSError(f"{error}; earlier checkpoints are intact: {remedy}, then {resume_command(run)}") from error
-    return interruption.exit_code
+    return interruption.exit_code if stopped else 0  # a signal while the results were written came too late
 
 
 def _tell_of_another_step(run: Run, tokens: int, display: Display) -> None:
