@@ -12,7 +12,9 @@ from matplotlib.figure import Figure
 
 from tmm_adapters.cli import main
 from tmm_adapters.folder import save_model, write_tensors
+from tmm_adapters.training.options import TrainingOptions
 from tmm_adapters.training.runs import Run
+from tmm_adapters.training.source import Source
 from tmm_core import TMMConfig, lm
 
 RNG = np.random.default_rng
@@ -34,8 +36,8 @@ def make_run(folder: Path, config: TMMConfig, logs: dict[int, dict[str, np.ndarr
     run.describe(
         preset="default",
         config=config.to_dict(),
-        source={},
-        options={},
+        source=Source().to_dict(),
+        options=TrainingOptions().to_dict(),
         steps=max(logs, default=1),
         yardsticks={},
         started=0.0,

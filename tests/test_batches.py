@@ -23,6 +23,7 @@ from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_adapters.torch import LanguageModel
 from tmm_adapters.training import session
 from tmm_adapters.training.options import TrainingOptions
+from tmm_adapters.training.source import Source
 from tmm_core import TMMConfig, lm, mix_tokens
 
 HEADS = VARIANTS["heads"]
@@ -239,7 +240,7 @@ def test_training_and_evaluation_isolate_documents_unless_joined(joined: bool, m
         assert ("segment_ids" in sample) is not joined
         if not joined:
             assert (np.diff(sample["segment_ids"]) == (sample["input_ids"][1:] == 256)).all()
-    run = SimpleNamespace(description={"options": options.to_dict()})
+    run = SimpleNamespace(described=lambda: (HEADS, Source(), options))
     monkeypatch.setattr("tmm_adapters.training.runs.run_of", lambda folder: run)
     assert evaluate._end_of_text(Path("model"), ByteTokenizer()) == (None if joined else 256)
     monkeypatch.setattr("tmm_adapters.training.runs.run_of", lambda folder: None)
