@@ -1,4 +1,4 @@
-"""Agreement with the paper authors' research code, on the numbers in tests/data."""
+"""Agreement with the paper authors' research code, on the numbers in tests/reference."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tmm_adapters.authors import read_authors
 from tmm_adapters.torch import LanguageModel
 from tmm_core import TMMConfig, lm
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parent / "reference"
 # TMM_REFERENCE names a folder with more such files, or newer ones.
 FILES = {path.stem: path for folder in (DATA, os.environ.get("TMM_REFERENCE")) if folder for path in
          sorted(Path(folder).glob("*.safetensors"))}  # fmt: skip

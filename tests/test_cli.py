@@ -33,7 +33,7 @@ from tmm_core import TMMConfig, lm
 # The Trainer's libraries warn as they please.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
 
-REFERENCE = Path(__file__).parent / "data"
+REFERENCE = Path(__file__).parent / "reference"
 CONFIG = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=32)
 TINY = ["--d-model", "8", "--n-layers", "1", "--n-heads", "2", "--max-len", "16", "--batch", "2", "--device", "cpu"]
 

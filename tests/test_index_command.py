@@ -32,7 +32,7 @@ from tmm_core import TMMConfig, fredholm_index, lm
 
 told, refused, drawn = map(pytest.fixture, (index_models.told, index_models.refused, index_models.drawn))
 
-REFERENCE = Path(__file__).parent / "data"
+REFERENCE = Path(__file__).parent / "reference"
 
 
 def test_table_and_json_tell_the_same(tmp_path: Path, told: Callable[..., str]) -> None:

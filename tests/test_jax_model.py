@@ -24,7 +24,7 @@ from tmm_core import TMMConfig, lm
 
 HEADS = VARIANTS["heads"]
 SMALL = TMMConfig(vocab_size=11, max_len=12, d_model=8, n_layers=1, n_heads=2, d_mlp=12)
-DATA = sorted((Path(__file__).parent / "data").glob("*.safetensors"))
+DATA = sorted((Path(__file__).parent / "reference").glob("*.safetensors"))
 
 
 @pytest.fixture(autouse=True, scope="module")
