@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from . import toeplitz
-from ._arrays import computed_in, result_dtype
-from ._exchange import Array, namespace_of
-from ._protocols import Engine
+from ._dispatch.arrays import computed_in, result_dtype
+from ._dispatch.exchange import Array, namespace_of
+from .backend import Engine
 
 __all__ = ["correlate", "matmul", "solve"]
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from .errors import InputError, InputTypeError, NotFoundError
+
 __all__ = ["PRESETS", "TMMConfig"]
 
 
@@ -130,7 +132,7 @@ class TMMConfig:
         1024
         """
         if name not in PRESETS:
-            raise LookupError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
+            raise NotFoundError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
         return cls.from_dict({**PRESETS[name], **changes})
 
     @classmethod
@@ -145,7 +147,7 @@ class TMMConfig:
         known = {field.name for field in dataclasses.fields(cls)}
         unknown = sorted(map(str, set(fields) - known))
         if unknown:
-            raise ValueError(f"unknown configuration fields {unknown}: the known ones are {sorted(known)}")
+            raise InputError(f"unknown configuration fields {unknown}: the known ones are {sorted(known)}")
         return cls(**fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -183,7 +185,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise ValueError(message)
+        raise InputError(message)
 
 
 def _check_field(name: str, value: object, hint: Any) -> None:
@@ -191,6 +193,6 @@ def _check_field(name: str, value: object, hint: Any) -> None:
     types = get_args(hint) or ((int, float) if hint is float else (hint,))
     if get_origin(hint) is Literal:
         if (type(value), value) not in [(type(choice), choice) for choice in types]:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, types))}, not {value!r}")
+            raise InputError(f"{name} must be one of {', '.join(map(repr, types))}, not {value!r}")
     elif type(value) not in types:
-        raise TypeError(f"{name} must be {' or '.join(t.__name__ for t in types)}, not {value!r}")
+        raise InputTypeError(f"{name} must be {' or '.join(t.__name__ for t in types)}, not {value!r}")

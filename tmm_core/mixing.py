@@ -7,11 +7,13 @@ from types import ModuleType
 
 import array_api_compat as compat
 
-from . import _masks, toeplitz
-from ._arrays import is_real, result_dtype_name, values_known
-from ._checks import together
-from ._compile import one_operation
-from ._exchange import Array
+from . import toeplitz
+from ._definition import masks
+from ._dispatch.arrays import is_real, result_dtype_name, values_known
+from ._dispatch.checks import together
+from ._dispatch.compilation import one_operation
+from ._dispatch.exchange import Array
+from .errors import InputError, InputTypeError
 
 __all__ = ["mix_tokens"]
 
@@ -85,7 +87,7 @@ def mix_tokens(
     result_dtype_name(*(a for a in (w, x, bias) if a is not None))
     _check_bias(w, x, bias, packed=segment_ids is not None)
     if is_real(x) and not all(is_real(a) for a in (w, bias) if a is not None):
-        raise TypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
+        raise InputTypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
     w = lags_of(xp, w, softplus=softplus, mean=mean)
     y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, exact=exact, backend=backend)
     if (mean or bias is not None) and 0 not in y.shape:
@@ -104,9 +106,9 @@ def mix_tokens(
 def lags_of(xp: ModuleType, w: Array, *, softplus: bool, mean: bool) -> Array:
     """Return the lags that a layer multiplies by, checked for what it does with them."""
     if softplus and not is_real(w):
-        raise TypeError("softplus=True expects real lags, and w is complex: positive lags are real")
+        raise InputTypeError("softplus=True expects real lags, and w is complex: positive lags are real")
     if mean and w.ndim == 3 and w.shape[1] > 1:
-        raise ValueError(
+        raise InputError(
             f"mean=True expects one row of lags a head, got w of shape {tuple(w.shape)}: "
             "rows of a kernel have no common sum; pass w as (h, k), or mean=False"
         )
@@ -128,14 +130,14 @@ def _check_bias(w: Array, x: Array, bias: Array | None, *, packed: bool) -> None
     check_bias_heads(w, bias)
     n = x.shape[0 if x.ndim == 1 else -2]
     if bias.shape[-1] < n and not packed:
-        raise ValueError(_too_long("sequence", n, bias.shape[-1]))
+        raise InputError(_too_long("sequence", n, bias.shape[-1]))
 
 
 def check_bias_heads(w: Array, bias: Array) -> None:
     """Refuse a bias that has not one row for each head."""
     expected = (_heads(w),) if w.ndim > 1 else ()
     if tuple(bias.shape[:-1]) != expected or bias.ndim == 0:
-        raise ValueError(
+        raise InputError(
             f"bias must have the shape {(*expected, 'L')}, a row for each head of w, and has {tuple(bias.shape)}"
         )
 
@@ -169,7 +171,7 @@ def running_sums(xp: ModuleType, w: Array, heads: int, n: int) -> Array:
 def _positions(xp: ModuleType, x: Array, segment_ids: Array) -> Array:
     """Return the position of each token within its document, (..., n) with as many axes as `segment_ids`."""
     segment_ids = xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], x.shape[-2]))
-    return _masks.positions(x, segment_ids)[..., 0]
+    return masks.positions(x, segment_ids)[..., 0]
 
 
 def _within(xp: ModuleType, bias: Array, positions: Array | None, n: int) -> tuple[Array, Array | None]:
@@ -180,7 +182,7 @@ def _within(xp: ModuleType, bias: Array, positions: Array | None, n: int) -> tup
     if values_known(positions):
         longest = 1 + int(xp.max(positions))
         if longest > limit:
-            raise ValueError(_too_long("longest document", longest, limit))
+            raise InputError(_too_long("longest document", longest, limit))
         return bias, positions
     bias = xp.concat([bias, xp.full_like(bias[:, :1], math.nan)], axis=1)
     return bias, xp.minimum(positions, xp.full_like(positions, limit))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import array_api_compat as compat
 
-from . import _dask, _direct, _registry
-from ._arrays import computed_in, conj, device_of, values_known
-from ._checks import check_count, check_filter, check_heads, check_segments, check_signal, together
-from ._compile import one_operation
-from ._exchange import Array, namespace_of
+from . import _dask
+from ._definition import direct
+from ._dispatch import registry
+from ._dispatch.arrays import computed_in, conj, device_of, values_known
+from ._dispatch.checks import check_count, check_filter, check_heads, check_segments, check_signal, together
+from ._dispatch.compilation import one_operation
+from ._dispatch.exchange import Array, namespace_of
+from .errors import InputError
 
 __all__ = [
     "causal_toeplitz",
@@ -58,7 +61,7 @@ def causal_toeplitz(w: Array, n: int) -> Array:
     n = check_count("n", n, 0)
     _, (w,) = together(w=w)
     check_filter("w", w, (1, 2, 3))
-    return _direct.toeplitz_block(w, (0, n), (0, n))
+    return direct.toeplitz_block(w, (0, n), (0, n))
 
 
 @one_operation
@@ -139,7 +142,7 @@ def causal_toeplitz_matmul(
         x = x[:, None]
     check_heads("w's first axis", w.shape[0], x.shape[-1])
     ids = check_segments(xp, segment_ids, x)
-    y = _registry.compute("matmul", w, x, segment_ids=ids, backend=backend, adjoint=adjoint, exact=exact)
+    y = registry.compute("matmul", w, x, segment_ids=ids, backend=backend, adjoint=adjoint, exact=exact)
     return xp.reshape(y, shape)
 
 
@@ -201,12 +204,12 @@ def causal_toeplitz_correlate(
     check_signal("x", x, vector=True)
     check_signal("g", g, vector=True)
     if x.shape != g.shape:
-        raise ValueError(f"g must have x's shape {tuple(x.shape)}, and has {tuple(g.shape)}: broadcast it first")
+        raise InputError(f"g must have x's shape {tuple(x.shape)}, and has {tuple(g.shape)}: broadcast it first")
     if vector:
         x, g = x[:, None], g[:, None]
     check_heads("heads", heads, x.shape[-1])
     ids = check_segments(xp, segment_ids, x)
-    c = _registry.compute(
+    c = registry.compute(
         "correlate", x, g, segment_ids=ids, backend=backend, lags=lags, heads=heads, kernel=kernel, exact=exact
     )
     if vector and kernel == 1:
@@ -257,13 +260,13 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     check_filter("row", row, (1, 2))
     check_signal("x", x, vector=column.ndim == 1)
     if column.shape[:-1] != row.shape[:-1]:
-        raise ValueError(
+        raise InputError(
             f"column and row must have equally many heads, and are {tuple(column.shape)} and {tuple(row.shape)}"
         )
     p, q = column.shape[-1], row.shape[-1]
     time = max(x.ndim - 2, 0)
     if x.shape[time] != q:
-        raise ValueError(f"x must have as many times as row has entries, {q}, and is {tuple(x.shape)}")
+        raise InputError(f"x must have as many times as row has entries, {q}, and is {tuple(x.shape)}")
     if p > q:
         rest = xp.zeros((*x.shape[:time], p - q, *x.shape[time + 1 :]), dtype=x.dtype, device=device_of(x))
         x = xp.concat([x, rest], axis=time)
@@ -309,7 +312,7 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     """
     xp, (w, y) = together(w=w, y=y)
     if w.ndim == 3:
-        raise ValueError(
+        raise InputError(
             "w must be (k,) or (h, k), and has a kernel axis: a filter over several channels is not solved here"
         )
     check_filter("w", w, (1, 2))
@@ -319,14 +322,14 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     y = y[:, None] if y.ndim == 1 else y
     check_heads("w's first axis", w.shape[0], y.shape[-1])
     if values_known(w) and bool(xp.any(w[:, 0] == 0)):
-        raise ValueError("w[..., 0] must not be zero: the matrix has no inverse")
+        raise InputError("w[..., 0] must not be zero: the matrix has no inverse")
     if compat.is_dask_array(y):
         return xp.reshape(_dask.solve(w, y), shape)
     dtype, (w, y) = computed_in(w, y)
     if 0 in shape:
         return xp.astype(y, dtype, copy=True)
     return xp.reshape(
-        xp.astype(_solve(w, _direct.inverse(_first_lags(w, min(LEAF, y.shape[-2]))), y), dtype, copy=False), shape
+        xp.astype(_solve(w, direct.inverse(_first_lags(w, min(LEAF, y.shape[-2]))), y), dtype, copy=False), shape
     )
 
 
@@ -335,7 +338,7 @@ def _solve(w: Array, v: Array, y: Array) -> Array:
     xp = namespace_of(w, y)
     n = y.shape[-2]
     if n <= LEAF:
-        return _direct.solve(_first_lags(w, n), v[:, :n], y)
+        return direct.solve(_first_lags(w, n), v[:, :n], y)
     half = LEAF
     while 2 * half < n:
         half *= 2
@@ -347,7 +350,7 @@ def _solve(w: Array, v: Array, y: Array) -> Array:
 
 def _first_lags(w: Array, n: int) -> Array:
     """Return the first n lags, zeros where `w` has fewer."""
-    return _direct.toeplitz_block(w, (0, n), (0, 1))[..., 0]
+    return direct.toeplitz_block(w, (0, n), (0, 1))[..., 0]
 
 
 @one_operation

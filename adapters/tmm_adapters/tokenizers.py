@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .text import Part, written_aside
+from tmm_core.errors import InputError
+from tmm_lab.data.text import Part, written_aside
 
 if TYPE_CHECKING:
     from tmm_core import TMMConfig
@@ -126,13 +127,13 @@ class SubwordTokenizer:
         vocabulary = tokenizer.get_vocab()
         ends = [vocabulary[name] for name in _ENDS if name in vocabulary]
         if not ends:
-            raise ValueError(f"{source} has no end-of-text token: add one of {', '.join(_ENDS)} as a special token")
+            raise InputError(f"{source} has no end-of-text token: add one of {', '.join(_ENDS)} as a special token")
         self.vocab_size: int = max(vocabulary.values()) + 1
         self.end_of_text: int = ends[0]
         self.fingerprint: str = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
         back = self.decode(self.encode(_PROBE))
         if back != _PROBE:
-            raise ValueError(
+            raise InputError(
                 f"{source} loses text, so its figures would not be about the text given: {_PROBE!r} comes back as "
                 f"{back!r}; take a byte-level one, or train one with --vocab"
             )
@@ -202,7 +203,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises Exception itself
-        raise ValueError(
+        raise InputError(
             f"{path} is not a tokenizer of the 'tokenizers' library ({error}): give a tokenizer.json, or train one "
             "with --vocab"
         ) from error
@@ -225,7 +226,7 @@ def train_tokenizer(part: Part, vocab_size: int) -> SubwordTokenizer:
         If `vocab_size` is below 257.
     """
     if vocab_size < 257:
-        raise ValueError(f"vocab_size must be at least 257, every byte and an end-of-text, and is {vocab_size}")
+        raise InputError(f"vocab_size must be at least 257, every byte and an end-of-text, and is {vocab_size}")
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -250,7 +251,7 @@ def check_fits(tokenizer: Tokenizer, config: TMMConfig) -> None:
         If the tokenizer's vocabulary is larger than the model's; a smaller one is fine.
     """
     if tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
+        raise InputError(
             f"the tokenizer has {tokenizer.vocab_size} ids and the model only vocab_size={config.vocab_size}: "
             f"take the tokenizer that the model was trained with, or a model with vocab_size={tokenizer.vocab_size}"
         )

@@ -1,4 +1,4 @@
-"""Benchmarks for asv, one file a topic; what they measure, and how, is `tmm_adapters.bench`, as for `tmm bench`.
+"""Benchmarks for asv, one file a topic; what they measure, and how, is `tmm_lab.bench`, as for `tmm bench`.
 
 Ratios are tracked as our time over theirs, a sample a turn: asv takes less for better when it compares commits.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import tmm_core
-from tmm_adapters.bench import Ratio, default_backend, default_threads, prepare
+from tmm_lab.bench import Ratio, default_backend, default_threads, prepare
 
 BACKEND = default_backend()
 

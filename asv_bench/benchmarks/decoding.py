@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmm_adapters.bench import DECODED, DECODING, Decoding, measure_decoding
+from tmm_lab.bench import DECODED, DECODING, Decoding, measure_decoding
 
 from . import BACKEND, ready, samples
 

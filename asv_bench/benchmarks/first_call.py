@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from tmm_adapters.bench import Case, product
+from tmm_lab.bench import Case, product
 
 from . import ready
 
-FIRST = "from tmm_adapters.bench import Case, product; call = product(Case(1024, 4), 'numba')"
+FIRST = "from tmm_lab.bench import Case, product; call = product(Case(1024, 4), 'numba')"
 # Within the temporary folder that asv runs a benchmark in, and removes.
 EMPTY = "import os, tempfile; os.environ['NUMBA_CACHE_DIR'] = tempfile.mkdtemp(dir='.')"
 FILLED = "cache"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmm_adapters.bench import ALLOCATORS, HEADS, Case, compare_gradients, gradients
+from tmm_lab.bench import ALLOCATORS, HEADS, Case, compare_gradients, gradients
 
 from . import BACKEND, ready, samples
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tmm_adapters.bench import HEADS, LENGTHS, Case, product_memory
+from tmm_lab.bench import HEADS, LENGTHS, Case, product_memory
 
 from . import ready
 

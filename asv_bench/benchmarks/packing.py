@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmm_adapters.bench import PACKED, PACKED_MODELS, TRAINING, compare_packing
+from tmm_lab.bench import PACKED, PACKED_MODELS, TRAINING, compare_packing
 
 from . import BACKEND, ready, samples
 

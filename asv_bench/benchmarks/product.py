@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmm_adapters.bench import ALLOCATORS, HEADS, LENGTHS, RIVALS, Case, compare_products, product
+from tmm_lab.bench import ALLOCATORS, HEADS, LENGTHS, RIVALS, Case, compare_products, product
 
 from . import BACKEND, ready, samples
 

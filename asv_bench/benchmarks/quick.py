@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tmm_adapters.bench import ALLOCATORS, HISTORIES, QUICK, RIVALS
+from tmm_lab.bench import ALLOCATORS, HISTORIES, QUICK, RIVALS
 
 from . import decoding, gradients, importing, memory, packing, product, streaming, training
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from tmm_adapters.bench import FULL, Case, compare, product, take_turns
+from tmm_lab.bench import FULL, Case, compare, product, take_turns
 
 from . import BACKEND, ready
 

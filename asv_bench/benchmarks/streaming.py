@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmm_adapters.bench import (
-    HEADS,
-    HISTORIES,
-    STREAMED,
-    Stream,
-    compare_streams,
-    slowest_step,
-    stream_memory,
-    time_streams,
-)
+from tmm_lab.bench import HEADS, HISTORIES, STREAMED, Stream, compare_streams, slowest_step, stream_memory, time_streams
 
 from . import BACKEND, ready, samples
 

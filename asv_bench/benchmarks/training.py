@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tmm_adapters.bench import CONTEXTS, TRAINING, Ratio, compare_training
+from tmm_lab.bench import CONTEXTS, TRAINING, Ratio, compare_training
 
 from . import BACKEND, ready, samples
 

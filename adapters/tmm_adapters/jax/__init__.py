@@ -1,6 +1,6 @@
 """The Toeplitz MLP Mixer language model in JAX: pure functions of parameters, training, streams and texts."""
 
-from ..sampling import ContextFullError
+from ..generation import ContextFullError
 from .generation import generate
 from .model import apply, block, from_params, init, logits_of, loss, mlp, residual_stream, token_mixing
 from .optimisation import optimizer, train_step

@@ -17,7 +17,8 @@ from jax import Array
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm
-from tmm_core._documents import documents_of, foretold_by
+from tmm_core.errors import InputError, InputTypeError
+from tmm_core.lm.documents import documents_of, foretold_by
 
 from .sharding import check_mesh
 
@@ -42,9 +43,9 @@ def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
     for name, p in params.items():
         if not isinstance(p, Array):
             kind = f"{type(p).__module__.split('.')[0]}.{type(p).__name__}"
-            raise TypeError(f"params must be JAX arrays, and {name} is a {kind}: convert them by from_params")
+            raise InputTypeError(f"params must be JAX arrays, and {name} is a {kind}: convert them by from_params")
         if p.dtype == jnp.float64 and jax.dtypes.canonicalize_dtype(float) != jnp.float64:
-            raise ValueError(
+            raise InputError(
                 f"{name} is float64, of which JAX makes float32 unless told otherwise: "
                 "jax.config.update('jax_enable_x64', True), or convert the parameters"
             )
@@ -57,18 +58,18 @@ def check_batch(
     """Return the arrays of a batch as JAX's integers, and refuse what the model would misread."""
     given = {name: array for name, array in batch.items() if array is not None}
     if "input_ids" not in given or not given.keys() <= set(NAMES):
-        raise ValueError(f"a batch holds input_ids, and may hold {', '.join(NAMES[1:])}; got {', '.join(given)}")
+        raise InputError(f"a batch holds input_ids, and may hold {', '.join(NAMES[1:])}; got {', '.join(given)}")
     if "labels" in given and "targets" in given:
-        raise ValueError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
+        raise InputError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
     for name, array in given.items():
         _check_kind(name, array)
     shape = given["input_ids"].shape
     if len(shape) not in axes:
-        raise ValueError(f"input_ids must have the shape (batch, n), got {shape}")
+        raise InputError(f"input_ids must have the shape (batch, n), got {shape}")
     for name, array in given.items():
         if array.shape != shape or (name == "labels" and shape[-1] < 2):
             more = ", with two positions or more" if name == "labels" else ""
-            raise ValueError(f"{name} must have the shape of input_ids{more}: got {array.shape} and {shape}")
+            raise InputError(f"{name} must have the shape of input_ids{more}: got {array.shape} and {shape}")
     if mesh is not None:
         check_mesh(mesh, shape[-2])
     _check_values({name: np.asarray(array) for name, array in given.items() if _at_hand(array)}, config)
@@ -79,9 +80,9 @@ def check_batch(
 def _check_kind(name: str, array: Any) -> None:
     if not isinstance(array, Array | np.ndarray):
         kind = f"{type(array).__module__.split('.')[0]}.{type(array).__name__}"
-        raise TypeError(f"{name} must be an array of JAX or NumPy, got {kind}: convert it first")
+        raise InputTypeError(f"{name} must be an array of JAX or NumPy, got {kind}: convert it first")
     if not jnp.issubdtype(array.dtype, jnp.integer) and (name != "attention_mask" or array.dtype != bool):
-        raise TypeError(f"{name} must be an array of integers, got {array.dtype}: tokens are whole numbers")
+        raise InputTypeError(f"{name} must be an array of integers, got {array.dtype}: tokens are whole numbers")
 
 
 def _check_values(known: Mapping[str, Any], config: TMMConfig) -> None:
@@ -106,7 +107,7 @@ def _check_vocabulary(name: str, ids: Any, vocab_size: int) -> None:
     least, most = (int(ids.min()), int(ids.max())) if ids.size > 0 else (0, 0)
     if least < 0 or most >= vocab_size:
         what = "token" if name == "input_ids" else "label"
-        raise ValueError(
+        raise InputError(
             f"{what} {least if least < 0 else most} is outside the vocabulary of {vocab_size} tokens: "
             "were the text and the model made with the same tokenizer?"
         )

@@ -17,10 +17,11 @@ import numpy as np
 from jax import Array, lax
 
 from tmm_core import TMMConfig
-from tmm_core._decoding import ended_together
-from tmm_core._tiles import LEAF
+from tmm_core.errors import InputError
+from tmm_core.lm.decoding import ended_together
+from tmm_core.streaming._tiles import LEAF
 
-from ..sampling import ContextFullError, check_sampling, longest_text
+from ..generation import ContextFullError, check_sampling, longest_text
 from .batches import check_batch, check_params
 from .model import Precision, at_least_float32
 from .streaming import DecodingPlan, advanced, prefilled, stream_init, stream_plan
@@ -247,7 +248,7 @@ class _Loop:
         )  # fmt: skip
         new = np.asarray(self.going.written)[:, at : int(end)]
         if not bool(self.going.finite):
-            raise ValueError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
+            raise InputError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
         self.ended = np.asarray(self.going.ended)
         self.done += new.shape[1]
         if self.done % self.leaf == 0 and new.shape[1]:
@@ -336,5 +337,5 @@ def _rounded_prompt(tokens: Array, mask: Array | None) -> tuple[Array, Array]:
 def _as_key(seed: int) -> Array:
     """Return a seed of 64 bits as two numbers, so that no two are alike; JAX's own take 32 unless told otherwise."""
     if not 0 <= seed < 1 << 64:
-        raise ValueError(f"seed must be at least 0 and less than 2**64, got {seed}: take its remainder")
+        raise InputError(f"seed must be at least 0 and less than 2**64, got {seed}: take its remainder")
     return jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], "uint32")

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm
-from tmm_core._registry import chosen_backend
+from tmm_core._dispatch.registry import chosen_backend
 
 from .batches import check_batch, check_params, targets_of
 from .model import How, Params, Precision, apply, at_least_float32, cross_entropy

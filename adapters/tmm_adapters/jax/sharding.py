@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tmm_core import TMMConfig, lm
+from tmm_core.errors import InputError
 
 __all__ = ["beside", "by_heads", "by_rows", "check_mesh", "lay", "shardings"]
 
@@ -73,12 +74,12 @@ def shardings(config: TMMConfig, mesh: Mesh) -> tuple[dict[str, NamedSharding], 
 def check_mesh(mesh: Mesh, rows: int) -> None:
     """Refuse a mesh that cannot share the rows of a batch."""
     if set(mesh.axis_names) != {"data", "model"} or any(kind != AxisType.Auto for kind in mesh.axis_types):
-        raise ValueError(
+        raise InputError(
             f"mesh must have the axes 'data' and 'model', of the type Auto, got {mesh.axis_names} of "
             f"{mesh.axis_types}: make it by jax.sharding.Mesh(devices, ('data', 'model'))"
         )
     if rows % mesh.shape["data"]:
-        raise ValueError(
+        raise InputError(
             f"the mesh does not divide the batch: {rows} rows over {mesh.shape['data']} devices of the axis 'data'; "
             "take a batch that is a multiple of it"
         )

@@ -18,10 +18,11 @@ import numpy as np
 from jax import Array
 
 from tmm_core import TMMConfig, lm, streaming
-from tmm_core._checks import check_count
-from tmm_core._decoding import ended_together
-from tmm_core._documents import documents_of, refused_rows
-from tmm_core._refusals import no_room, other_plan
+from tmm_core._dispatch.checks import check_count
+from tmm_core.errors import InputError, InputTypeError
+from tmm_core.lm.decoding import ended_together
+from tmm_core.lm.documents import documents_of, refused_rows
+from tmm_core.streaming._refusals import no_room, other_plan
 
 from . import model
 from .batches import check_batch, check_params
@@ -207,7 +208,7 @@ def stream_prefill(
     tokens, mask = ids["input_ids"], ids.get("attention_mask")
     _check_state(plan, state, tokens)
     if tokens.shape[1] == 0:
-        raise ValueError(
+        raise InputError(
             "input_ids must have a token or more: begin with the end-of-text token where there is no prompt"
         )
     begins = _known(state.position) and int(state.position) == 0
@@ -220,7 +221,7 @@ def stream_prefill(
     if begins:
         return prefilled(plan, state, tokens, state.padding)
     if mask is not None:
-        raise ValueError("attention_mask is for the first tokens of a stream: pass none with those that follow")
+        raise InputError("attention_mask is for the first tokens of a stream: pass none with those that follow")
     count = tokens.shape[1]
     _check_room(state, count)
     logits, tapes = _resume(plan, state.tapes, state.at, state.position, state.padding, tokens)
@@ -303,7 +304,7 @@ def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Any) -> tuple[
     Inside a program of one's own, with a traced position, XLA may copy the tapes at each step.
     """
     if getattr(tokens, "ndim", 1) != 1:
-        raise ValueError(f"tokens must be (b,), one for each row of the stream, and have the shape {tokens.shape}")
+        raise InputError(f"tokens must be (b,), one for each row of the stream, and have the shape {tokens.shape}")
     tokens = check_batch({"input_ids": tokens}, plan.config, axes=(1,))["input_ids"]
     _check_state(plan, state, tokens)
     _check_room(state, 1)
@@ -346,12 +347,14 @@ def stream_copy(state: DecodingState) -> DecodingState:
 def stream_reorder(state: DecodingState, indices: Any) -> DecodingState:
     """Return a stream of the rows `indices`, (other_b,), of this one; see `tmm_core.stream_reorder`."""
     if not isinstance(indices, Array | np.ndarray):
-        raise TypeError(f"indices must be an array of JAX or NumPy, got {type(indices).__name__}: convert them first")
+        raise InputTypeError(
+            f"indices must be an array of JAX or NumPy, got {type(indices).__name__}: convert them first"
+        )
     indices, count = jnp.asarray(indices), state.batch_size
     if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise ValueError(f"indices must be integers (b,), rows of the batch, and are {indices.dtype} {indices.shape}")
+        raise InputError(f"indices must be integers (b,), rows of the batch, and are {indices.dtype} {indices.shape}")
     if _known(indices) and not bool(jnp.all((indices >= 0) & (indices < count))):
-        raise ValueError(f"indices must be rows of the batch, 0 to {count - 1}")
+        raise InputError(f"indices must be rows of the batch, 0 to {count - 1}")
     tapes = {name: tape[indices] for name, tape in state.tapes.items()}
     return dataclasses.replace(state, tapes=tapes, padding=state.padding[indices])
 
@@ -366,7 +369,7 @@ def _check_state(plan: DecodingPlan, state: DecodingState, tokens: Array) -> Non
     if not same or (_numbers_known(plan, state) and int(plan.number) != int(state.plan_number)):
         raise other_plan()
     if tokens.shape[0] != state.batch_size:
-        raise ValueError(
+        raise InputError(
             f"the stream has {state.batch_size} rows and there are tokens for {tokens.shape[0]}: one stream a batch"
         )
 

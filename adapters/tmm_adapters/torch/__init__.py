@@ -1,6 +1,6 @@
 """The Toeplitz MLP Mixer language model in PyTorch: its modules, its streams, and how it continues texts."""
 
-from ..sampling import ContextFullError
+from ..generation import ContextFullError
 from .model import MLP, Block, LanguageModel, TokenMixing
 from .streaming import stream_copy, stream_reorder
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..sampling import ContextFullError, check_sampling, longest_text
+from ..generation import ContextFullError, check_sampling, longest_text
 from .sampling import Chance, draw
 from .streaming import aligned, stream_init, stream_plan, stream_prefill, stream_reorder, stream_step
 

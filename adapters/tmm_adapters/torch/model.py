@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tmm_core import TMMConfig, lm, mix_tokens
-from tmm_core._arrays import values_known
-from tmm_core._documents import documents_of, foretold_by, refused_rows
-from tmm_core._exchange import share
+from tmm_core._dispatch.arrays import values_known
+from tmm_core._dispatch.exchange import share
+from tmm_core.errors import InputError, InputTypeError
+from tmm_core.lm.documents import documents_of, foretold_by, refused_rows
 
 from . import generation, streaming
 
@@ -218,7 +219,7 @@ class LanguageModel(nn.Module):
         """
         input_ids = self.checked_ids(input_ids)
         if input_ids.ndim != 2:
-            raise ValueError(f"input_ids must have the shape (batch, n), got {tuple(input_ids.shape)}")
+            raise InputError(f"input_ids must have the shape (batch, n), got {tuple(input_ids.shape)}")
         documents = documents_of(input_ids, attention_mask, segment_ids)  # (b, n), or None
         foretold = _targets(input_ids, labels, targets, documents)
         if foretold is not None and foretold.device.type == "cpu" and values_known(foretold):
@@ -289,11 +290,11 @@ def _targets(
 ) -> Tensor | None:
     """Return what each position foretells, (b, n); labels are shifted, not the logits, which would be copied."""
     if labels is not None and targets is not None:
-        raise ValueError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
+        raise InputError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
     if targets is not None:
         targets = _as_ids("targets", targets)
         if targets.shape != input_ids.shape:
-            raise ValueError(
+            raise InputError(
                 f"targets must have the shape of input_ids: got {tuple(targets.shape)} and {tuple(input_ids.shape)}"
             )
         return targets
@@ -301,7 +302,7 @@ def _targets(
         return None
     labels = _as_ids("labels", labels)
     if labels.shape != input_ids.shape or labels.shape[1] < 2:
-        raise ValueError(
+        raise InputError(
             f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
             f"and {tuple(input_ids.shape)}"
         )
@@ -320,14 +321,14 @@ def _as_ids(name: str, ids: Tensor) -> Tensor:
     """Return integers of any width as those that embeddings and losses take."""
     if not isinstance(ids, Tensor) or ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise TypeError(f"{name} must be a tensor of integers, got {kind}: tokens are whole numbers")
+        raise InputTypeError(f"{name} must be a tensor of integers, got {kind}: tokens are whole numbers")
     return ids.long()
 
 
 def _check_vocabulary(what: str, ids: Tensor, vocab_size: int) -> None:
     least, most = map(int, ids.aminmax()) if ids.numel() > 0 else (0, 0)
     if least < 0 or most >= vocab_size:
-        raise ValueError(
+        raise InputError(
             f"{what} {least if least < 0 else most} is outside the vocabulary of {vocab_size} tokens: "
             "were the text and the model made with the same tokenizer?"
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tmm_core.errors import InputError
+
 __all__ = ["Chance", "draw"]
 
 _AT_A_TIME = 64
@@ -61,7 +63,7 @@ def draw(
     """
     top = logits.max(dim=-1, keepdim=True).values
     if not bool(top.isfinite().cpu()[counts].all()):
-        raise ValueError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
+        raise InputError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
     if uniform is None:
         return logits.argmax(dim=-1)
     wide = logits.dtype if logits.dtype == torch.float64 else torch.float32

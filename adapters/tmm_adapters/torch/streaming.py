@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from tmm_core import lm, streaming
-from tmm_core._checks import check_count
-from tmm_core._decoding import ended_together
-from tmm_core._documents import documents_of
-from tmm_core._refusals import no_room, other_plan
+from tmm_core._dispatch.checks import check_count
+from tmm_core.errors import InputError
 from tmm_core.lm import DecodingState, stream_copy, stream_reorder
+from tmm_core.lm.decoding import ended_together
+from tmm_core.lm.documents import documents_of
+from tmm_core.streaming._refusals import no_room, other_plan
 
 if TYPE_CHECKING:
     from .model import LanguageModel
@@ -58,9 +59,9 @@ class DecodingPlan(lm.DecodingPlan):
     def check(self, model: LanguageModel) -> None:
         """Refuse another model, or parameters that are no longer those of the plan's filters."""
         if self.model is not model:
-            raise ValueError("the plan belongs to another model: expected one that this model's stream_plan made")
+            raise InputError("the plan belongs to another model: expected one that this model's stream_plan made")
         if [id(places[name]) for places, name in self._places] != self._ids or self._current() != self._versions:
-            raise ValueError("the model's parameters have changed since the plan was made: make a new plan")
+            raise InputError("the model's parameters have changed since the plan was made: make a new plan")
 
 
 @torch.no_grad()
@@ -150,7 +151,7 @@ def stream_prefill(
     """
     input_ids = model.checked_ids(input_ids)
     if input_ids.ndim != 2 or input_ids.shape[0] != state.batch_size or input_ids.shape[1] == 0:
-        raise ValueError(
+        raise InputError(
             f"input_ids must be ({state.batch_size}, n) with a token or more, for the stream's batch, and has the "
             f"shape {tuple(input_ids.shape)}: begin with the end-of-text token where there is no prompt"
         )
@@ -195,7 +196,7 @@ def stream_step(
     """
     tokens = model.checked_ids(tokens)
     if tokens.shape != (state.batch_size,):
-        raise ValueError(
+        raise InputError(
             f"tokens must be ({state.batch_size},), one for each row of the stream, and have the shape "
             f"{tuple(tokens.shape)}"
         )

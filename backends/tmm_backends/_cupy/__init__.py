@@ -2,7 +2,7 @@
 
 import cupy
 
-from tmm_core._protocols import Backend
+from tmm_core.backend import Backend
 
 from .engine import CupyEngine
 from .gpu import Gpu, missing

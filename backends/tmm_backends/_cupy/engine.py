@@ -10,10 +10,12 @@ from typing import Any
 
 import cupy
 
-from tmm_core import _arrays, _exchange, _masks, _maths
-from tmm_core._exchange import Array
-from tmm_core._fourier import NOISE, fast_length
-from tmm_core._protocols import Request
+from tmm_core._definition import masks, toeplitz
+from tmm_core._definition.fourier import NOISE, fast_length
+from tmm_core._dispatch import exchange
+from tmm_core._dispatch.arrays import is_real, result_dtype
+from tmm_core._dispatch.exchange import Array
+from tmm_core.backend import Request
 
 from . import gpu
 from .operations import FAR, ZERO, Operations, Survey
@@ -41,7 +43,7 @@ class CupyEngine:
 
     def receive(self, array: Any) -> Array:
         """Return `array` as one of CuPy's, on the same memory."""
-        return _exchange.share(array, cupy)
+        return exchange.share(array, cupy)
 
     def beside(self, array: Any) -> AbstractContextManager[Any]:
         """Return a block in which work is queued on the device of `array`, and on its library's stream."""
@@ -70,7 +72,7 @@ class CupyEngine:
             return xp.zeros(x.shape, dtype)
         if exact:
             options: dict[str, Any] = {"adjoint": adjoint, "exact": True, "segment_ids": segment_ids}
-            return _maths.causal_toeplitz_matmul(_doubled(w), _doubled(x), **options).astype(dtype)
+            return toeplitz.causal_toeplitz_matmul(_doubled(w), _doubled(x), **options).astype(dtype)
         w, out = w[..., : x.shape[-2]], xp.empty(x.shape, dtype)
         heads, kernel, lags = w.shape
         signals, results = _time_first(x, heads), _time_first(out, heads)
@@ -92,7 +94,7 @@ class CupyEngine:
         shape = {"heads": heads, "kernel": kernel}
         if exact:
             options: dict[str, Any] = {"lags": lags, "exact": True, "segment_ids": segment_ids, **shape}
-            return _maths.causal_toeplitz_correlate(_doubled(x), _doubled(g), **options).astype(dtype)
+            return toeplitz.causal_toeplitz_correlate(_doubled(x), _doubled(g), **options).astype(dtype)
         result = xp.zeros((heads, kernel, lags), dtype)
         if 0 in x.shape:
             return result
@@ -102,12 +104,12 @@ class CupyEngine:
             surveys = self._surveyed(sources, computed, last=False), self._surveyed(targets, computed, last=True)
             c = self._correlation(sources, targets, *surveys, computed, kernel, used)
             ends = x.shape[-2] - 1 - surveys[0].nearest, surveys[1].nearest
-            spoiled = _masks.spoiled_up_to(*(end.max(0) for end in ends), lags=used, kernel=kernel)
+            spoiled = masks.spoiled_up_to(*(end.max(0) for end in ends), lags=used, kernel=kernel)
         else:
             c = self._correlation_by_segments(x, g, computed, segment_ids, lags=used, **shape)
             bad = (~xp.isfinite(a.astype(computed, copy=False)) for a in (x, g))
-            spoiled = _masks.spoiled_lags(x, g, *bad, lags=used, segment_ids=segment_ids, **shape)
-            spoiled |= _masks.unsorted(segment_ids).any()
+            spoiled = masks.spoiled_lags(x, g, *bad, lags=used, segment_ids=segment_ids, **shape)
+            spoiled |= masks.unsorted(segment_ids).any()
         result[..., :used] = xp.where(spoiled, xp.full((), math.nan, computed), c)
         return result
 
@@ -201,7 +203,7 @@ class CupyEngine:
 
         for ids, some, target in _row_groups(segment_ids, x, out):
             wide = some.astype(computed, copy=False)
-            target[...] = _masks.by_segments(product, w, wide, ids, adjoint=adjoint)
+            target[...] = masks.by_segments(product, w, wide, ids, adjoint=adjoint)
 
     def _correlation_by_segments(
         self, x: Array, g: Array, computed: Any, segment_ids: Array, *, lags: int, heads: int, kernel: int
@@ -216,18 +218,18 @@ class CupyEngine:
         total = self._operations.xp.zeros((heads, kernel, lags), computed)
         for ids, *pair in _row_groups(segment_ids, x, g):
             x, g = (a.astype(computed, copy=False) for a in pair)
-            total += _masks.correlate_by_segments(correlate, x, g, ids, lags=lags)
+            total += masks.correlate_by_segments(correlate, x, g, ids, lags=lags)
         return total
 
     def _reach(self, x: Array, segment_ids: Array, adjoint: bool) -> Array:
         """Return how far back (or ahead) each time reads, `(rows, n)`: `FAR`, to NaN, in rows out of order."""
-        xp, reach = self._operations.xp, _masks.positions(x, segment_ids, from_end=adjoint)[..., 0]
-        reach = xp.where(_masks.unsorted(segment_ids)[..., None], xp.full_like(reach, FAR), reach)
+        xp, reach = self._operations.xp, masks.positions(x, segment_ids, from_end=adjoint)[..., 0]
+        reach = xp.where(masks.unsorted(segment_ids)[..., None], xp.full_like(reach, FAR), reach)
         return xp.ascontiguousarray(reach.reshape(-1, reach.shape[-1]))
 
     def _dtypes(self, *arrays: Array) -> tuple[Any, Any]:
         """Return the dtype of the result and the one that it is computed in: float32 for halves."""
-        result = self._operations.xp.dtype(_arrays.result_dtype(*arrays))
+        result = self._operations.xp.dtype(result_dtype(*arrays))
         return result, self._operations.xp.dtype("float32") if result.itemsize == 2 else result
 
 
@@ -261,7 +263,7 @@ def _row_groups(segment_ids: Array, *arrays: Array) -> Iterator[tuple[Array, ...
 
 
 def _doubled(a: Array) -> Array:
-    return a.astype("float64" if _arrays.is_real(a) else "complex128")
+    return a.astype("float64" if is_real(a) else "complex128")
 
 
 def _rounding(computed: Any, n: int) -> float:

@@ -14,8 +14,8 @@ from typing import Any
 
 import cupy
 
-from tmm_core import _exchange
-from tmm_core._exchange import Array
+from tmm_core._dispatch import exchange
+from tmm_core._dispatch.exchange import Array
 
 from . import sources
 from .operations import BLOCK, Survey
@@ -52,7 +52,7 @@ def queue_of(array: Array) -> Iterator[None]:
 
     On one stream, memory that one library gives back is not used anew before the other has read it.
     """
-    stream = None if isinstance(array, cupy.ndarray) else _exchange.cuda_queue_of(array)
+    stream = None if isinstance(array, cupy.ndarray) else exchange.cuda_queue_of(array)
     with cupy.cuda.Device(array.__dlpack_device__()[1]):
         if stream is None:
             yield

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tmm_core import _exchange
-from tmm_core._exchange import Array
+from tmm_core._dispatch import exchange
+from tmm_core._dispatch.exchange import Array
 
 __all__ = ["ENTRIES", "Part", "Window", "pieces"]
 
@@ -78,7 +78,7 @@ class Window:
 
     def rows(self, a: Array, fill: float) -> list[Array]:
         """Return what each row of the kernel reads of the columns `read` of `a`, with `fill` for missing channels."""
-        xp = _exchange.namespace_of(a)
+        xp = exchange.namespace_of(a)
         behind = self.count + self.size - 1 - self.missing - a.shape[-1]
         ends = [xp.full((*a.shape[:-1], more), fill, dtype=a.dtype) for more in (self.missing, behind)]
         a = xp.concat([ends[0], a, ends[1]], axis=-1)

@@ -2,7 +2,7 @@
 
 import jax
 
-from tmm_core._protocols import Backend
+from tmm_core.backend import Backend
 
 from .bridge import JaxBridge
 from .engine import JaxEngine, platforms

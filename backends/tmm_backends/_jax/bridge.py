@@ -17,8 +17,8 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tmm_core import _arrays
-from tmm_core._protocols import Engine
+from tmm_core._dispatch import arrays
+from tmm_core.backend import Engine, InputError
 
 from . import host
 from .evaluate import evaluate
@@ -36,7 +36,7 @@ class JaxBridge:
         self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None
     ) -> Array:
         """Return the product as an operation that JAX differentiates, batches and traces."""
-        w = _arrays.conj(w) if adjoint else w
+        w = arrays.conj(w) if adjoint else w
         return _bind(product_p, w, x, segment_ids, engine=engine, transposed=adjoint, exact=exact)
 
     def correlate(
@@ -54,7 +54,7 @@ class JaxBridge:
     ) -> Array:
         """Return the correlation as such an operation."""
         options = {"lags": lags, "heads": heads, "kernel": kernel, "exact": exact}
-        return _bind(correlate_p, _arrays.conj(x), g, segment_ids, engine=engine, **options)
+        return _bind(correlate_p, arrays.conj(x), g, segment_ids, engine=engine, **options)
 
     def stream_steps(self, engine: Any | None, parts: Any, /) -> JaxSteps:
         """Return steps in compiled programs, whose products the chosen engine computes; it streams nothing itself."""
@@ -137,7 +137,7 @@ def _compiled(operation: Primitive) -> Any:
 
 def _shaped(name: str, first: Any, second: Any, *ids: Any, engine: Engine, **options: Any) -> Any:
     """Return the shape and dtype of the result."""
-    dtype = jnp.dtype(_arrays.result_dtype_name(first, second))
+    dtype = jnp.dtype(arrays.result_dtype_name(first, second))
     if name == "matmul":
         return second.update(dtype=dtype, weak_type=False)
     shape = options["heads"], options["kernel"], options["lags"]
@@ -152,7 +152,7 @@ def _lowered(name: str, on_cpu: bool, *arrays: Array, engine: Engine, **options:
         result: Array = evaluate(engine, name, first, second, ids, **options)
         return result
     if not on_cpu:
-        raise ValueError(
+        raise InputError(
             f"backend {engine.name!r} is called by programs on a CPU only, and this one is compiled for another "
             "platform: choose backend='jax', or call outside jit, vmap and shard_map"
         )

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tmm_core import _exchange, _masks, _maths
-from tmm_core._protocols import Request
+from tmm_core._definition import masks, toeplitz
+from tmm_core._dispatch import exchange
+from tmm_core.backend import Request
 
 __all__ = ["JaxEngine", "platforms"]
 
@@ -39,9 +40,9 @@ class JaxEngine:
 
         Integers number documents: those of 64 bits are numbered anew where JAX has no 64 bits.
         """
-        if _exchange.dtype_name(array.dtype) in ("int64", "uint64") and not _has_64_bits():
-            array = _masks.numbered(array)
-        shared: jax.Array = _exchange.share(array, jnp)
+        if exchange.dtype_name(array.dtype) in ("int64", "uint64") and not _has_64_bits():
+            array = masks.numbered(array)
+        shared: jax.Array = exchange.share(array, jnp)
         return shared
 
     def refusal(self, request: Request) -> str | None:
@@ -81,7 +82,7 @@ class JaxEngine:
 
 @functools.partial(jax.jit, static_argnames=("adjoint", "exact"))
 def _matmul(w: jax.Array, x: jax.Array, ids: jax.Array | None, *, adjoint: bool, exact: bool) -> jax.Array:
-    y: jax.Array = _maths.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=exact, segment_ids=ids)
+    y: jax.Array = toeplitz.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=exact, segment_ids=ids)
     return y
 
 
@@ -89,7 +90,7 @@ def _matmul(w: jax.Array, x: jax.Array, ids: jax.Array | None, *, adjoint: bool,
 def _correlate(
     x: jax.Array, g: jax.Array, ids: jax.Array | None, *, lags: int, heads: int, kernel: int, exact: bool
 ) -> jax.Array:
-    c: jax.Array = _maths.causal_toeplitz_correlate(
+    c: jax.Array = toeplitz.causal_toeplitz_correlate(
         x, g, lags=lags, heads=heads, kernel=kernel, exact=exact, segment_ids=ids
     )
     return c

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tmm_core import _arrays, _exchange, _masks, _registry
-from tmm_core._exchange import Array
-from tmm_core._protocols import Engine
+from tmm_core._definition import masks
+from tmm_core._dispatch import arrays, exchange, registry
+from tmm_core._dispatch.exchange import Array
+from tmm_core.backend import Engine
 
 __all__ = ["evaluate", "unsorted_rows"]
 
@@ -20,14 +21,14 @@ def evaluate(engine: Engine, operation: str, first: Array, second: Array, ids: A
     """Return what `engine` computes, on concrete arrays or, where it owns them, on traced ones."""
     if operation == "matmul":
         transposed, exact = options["transposed"], options["exact"]
-        w = _arrays.conj(first) if transposed else first
-        result = _registry.run(engine, "matmul", w, second, segment_ids=ids, adjoint=transposed, exact=exact)
+        w = arrays.conj(first) if transposed else first
+        result = registry.run(engine, "matmul", w, second, segment_ids=ids, adjoint=transposed, exact=exact)
     else:
-        result = _registry.run(engine, "correlate", _arrays.conj(first), second, segment_ids=ids, **options)
-    if ids is not None and _arrays.values_known(result, ids):
+        result = registry.run(engine, "correlate", arrays.conj(first), second, segment_ids=ids, **options)
+    if ids is not None and arrays.values_known(result, ids):
         # Decreasing numbers come here from code that may not look at them; elsewhere they were refused.
         wrong = unsorted_rows(ids)
-        xp = _exchange.namespace_of(result)
+        xp = exchange.namespace_of(result)
         if bool(xp.any(wrong)):
             mask = wrong[..., None, None] if operation == "matmul" else xp.any(wrong)
             result = xp.where(mask, xp.asarray(math.nan, dtype=result.dtype), result)
@@ -36,4 +37,4 @@ def evaluate(engine: Engine, operation: str, first: Array, second: Array, ids: A
 
 def unsorted_rows(ids: Array) -> Array:
     """Return which rows number their documents out of order."""
-    return _masks.unsorted(ids)
+    return masks.unsorted(ids)

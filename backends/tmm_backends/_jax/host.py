@@ -24,8 +24,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core import _registry
-from tmm_core._protocols import Engine, Writer
+from tmm_core._dispatch import registry
+from tmm_core.backend import Engine, Writer
 
 from .evaluate import evaluate, unsorted_rows
 
@@ -57,7 +57,7 @@ def _read(what: bytes) -> tuple[str, Any, dict[str, Any]]:
 def _compute(what: bytes, out: NDArray[Any], first: NDArray[Any], second: NDArray[Any], ids: Any = None) -> None:
     """Compute into `out`, without a copy where the engine can write there."""
     name, operation, options = _read(what)
-    engine = _engines.get(name) or _registry.get_backend(name).engine  # programs may come from a cache on disk
+    engine = _engines.get(name) or registry.get_backend(name).engine  # programs may come from a cache on disk
     if (
         operation == "matmul"
         and isinstance(engine, Writer)

@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tmm_core import _tiles, causal_toeplitz_matmul
-from tmm_core._arrays import nan_where
-from tmm_core._stream_states import StreamState
-from tmm_core._stream_steps import Parts, Steps
+from tmm_core import causal_toeplitz_matmul
+from tmm_core._dispatch.arrays import nan_where
+from tmm_core.streaming import _tiles
+from tmm_core.streaming._states import StreamState
+from tmm_core.streaming._steps import Parts, Steps
 
 __all__ = ["JaxSteps"]
 

@@ -3,7 +3,7 @@
 import ml_dtypes  # noqa: F401  (without it bfloat16 has no name in NumPy, and half of what is trained is bfloat16)
 import numba
 
-from tmm_core._protocols import Backend
+from tmm_core.backend import Backend
 
 from .engine import NumbaEngine
 

@@ -10,8 +10,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core import _arrays, _exchange, _maths
-from tmm_core._protocols import Request
+from tmm_core._definition import toeplitz
+from tmm_core._dispatch import arrays, exchange
+from tmm_core.backend import Request
 
 from .calls import Product
 from .machine import CONVERTS_HALVES
@@ -49,7 +50,7 @@ class NumbaEngine:
 
     def receive(self, array: Any) -> Array:
         """Return `array` as a NumPy array, on the same memory where that is possible."""
-        shared: Array = _exchange.share(array, np)
+        shared: Array = exchange.share(array, np)
         return shared
 
     def refusal(self, request: Request) -> str | None:
@@ -69,15 +70,15 @@ class NumbaEngine:
     def matmul(self, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
         """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
         if exact:
-            y: Array = _maths.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=True, segment_ids=segment_ids)
+            y: Array = toeplitz.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=True, segment_ids=segment_ids)
             return y
-        y = aligned(x.shape, _arrays.result_dtype(w, x))
+        y = aligned(x.shape, arrays.result_dtype(w, x))
         self.matmul_into(y, w, x, adjoint=adjoint, segment_ids=segment_ids)
         return y
 
     def matmul_into(self, y: Array, w: Array, x: Array, /, *, adjoint: bool, segment_ids: Array | None) -> None:
         """Write the product into `y`, of its shape and dtype, in C order."""
-        arithmetic = ARITHMETIC[_arrays.result_dtype_name(w, x)]
+        arithmetic = ARITHMETIC[arrays.result_dtype_name(w, x)]
         x = _in(arithmetic, x)
         if x.size == 0:
             return
@@ -100,14 +101,14 @@ class NumbaEngine:
         """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
 
         def define(x: Array, g: Array, heads: int) -> Array:
-            c: Array = _maths.causal_toeplitz_correlate(
+            c: Array = toeplitz.causal_toeplitz_correlate(
                 x, g, lags=lags, heads=heads, kernel=kernel, exact=exact, segment_ids=segment_ids
             )
             return c
 
         if exact:
             return define(x, g, heads)
-        dtype, arithmetic = _arrays.result_dtype(x, g), ARITHMETIC[_arrays.result_dtype_name(x, g)]
+        dtype, arithmetic = arrays.result_dtype(x, g), ARITHMETIC[arrays.result_dtype_name(x, g)]
         x, g = _in(arithmetic, x), _in(arithmetic, g)
         c = np.zeros((heads, kernel, lags))
         if x.size == 0:
@@ -177,6 +178,6 @@ def _define_products(w: Array, x: Array, y: Array, signals: Signals, undone: NDA
         for members in [np.flatnonzero(which == number)] if whole else np.flatnonzero(which == number)[:, None]:
             start = signals.start[members[0]]
             at = np.ix_(signals.row[members], np.arange(start, start + signals.length[members[0]]), channels)
-            results[at] = _maths.causal_toeplitz_matmul(
+            results[at] = toeplitz.causal_toeplitz_matmul(
                 w[pattern], rows[at], adjoint=adjoint, exact=False, segment_ids=None
             )

@@ -17,18 +17,7 @@ from numba.extending import intrinsic
 
 from .blocks import join_reals
 from .compile import kernel, part
-from .lanes import (
-    broadcast,
-    load,
-    magnitude,
-    read,
-    read_some,
-    store,
-    width,
-    write,
-    write_some,
-    zeros,
-)
+from .lanes import broadcast, load, magnitude, read, read_some, store, width, write, write_some, zeros
 from .passes import convolve, convolve_each, enter
 from .products import RUN, lane_by_lane, safe
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core import _maths
+from tmm_core._definition import toeplitz
 
 from . import steps
 from .lanes import STAND_INS
@@ -51,7 +51,7 @@ class Streams:
         self._recent: tuple[Callable[..., int], Any, Any, Any] = _not_yet, None, None, None
 
     def step(self, tape: Array, at: int, x: Array, y: Array) -> None:
-        """Do a step; see `tmm_core._protocols.Streamer`.
+        """Do a step; see `tmm_core.backend.Streamer`.
 
         Most steps are a single call of 0.5 us, which also tells whether there is more to do.
         """
@@ -127,7 +127,7 @@ class _Layout:
         past = min(count, self.w.shape[-1] - 1)
         for row, head, channels in marked_channels(~np.isfinite(y), self.w):
             inputs = np.concatenate([tape[row, at - past : at], x[row : row + 1]])[:, channels]
-            product = _maths.causal_toeplitz_matmul(
+            product = toeplitz.causal_toeplitz_matmul(
                 self.w[head : head + 1], inputs, adjoint=False, exact=False, segment_ids=None
             )
             with np.errstate(all="ignore"):

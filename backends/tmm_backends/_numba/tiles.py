@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core import _maths
+from tmm_core._definition import toeplitz
 
 from . import neighbours, steps
 from .calls import buffers, spectra_of, window_of
@@ -179,7 +179,7 @@ class Tiles:
         for row, head, its in marked_channels(channels, self.w):
             inputs = np.zeros((2 * size, len(its)), tape.dtype)
             inputs[:size] = tape[row, at - size : at, its].T
-            product = _maths.causal_toeplitz_matmul(
+            product = toeplitz.causal_toeplitz_matmul(
                 self.w[head : head + 1, :, : 2 * size], inputs, adjoint=False, exact=False, segment_ids=None
             )
             with np.errstate(all="ignore"):

@@ -2,7 +2,7 @@
 
 import torch
 
-from tmm_core._protocols import Backend
+from tmm_core.backend import Backend
 
 from .bridge import TorchBridge
 from .engine import TorchEngine

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tmm_core._protocols import Engine
-from tmm_core._stream_steps import Parts, Steps
+from tmm_core.backend import Engine
+from tmm_core.streaming._steps import Parts, Steps
 
 from . import recorded
 from .streaming import TorchForeignSteps, TorchSteps

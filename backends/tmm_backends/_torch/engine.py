@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tmm_core import _arrays, _exchange, _masks, _maths
-from tmm_core._protocols import Request
+from tmm_core._definition import masks, toeplitz
+from tmm_core._dispatch import exchange
+from tmm_core._dispatch.arrays import result_dtype_name
+from tmm_core.backend import Request
 
 from .pieces import Scales, choose_method, pieces, read, regained
 
@@ -28,7 +30,7 @@ class TorchEngine:
 
     def receive(self, array: Any) -> Tensor:
         """Return `array` as a tensor, on the same memory where that is possible."""
-        tensor: Tensor = _exchange.share(array, torch)
+        tensor: Tensor = exchange.share(array, torch)
         return tensor
 
     def beside(self, array: Any) -> AbstractContextManager[Any]:
@@ -36,7 +38,7 @@ class TorchEngine:
 
         On one stream, memory that one library gives back is not used anew before the other has read it.
         """
-        stream = None if isinstance(array, Tensor) else _exchange.cuda_queue_of(array)
+        stream = None if isinstance(array, Tensor) else exchange.cuda_queue_of(array)
         if stream is None:
             return nullcontext()
         device = array.__dlpack_device__()[1]
@@ -64,9 +66,9 @@ class TorchEngine:
             return _exact_product(w, x, adjoint, segment_ids).to(dtype)
         spoiled, scales = None, Scales.of_product(w, x)
         if not scales.finite:
-            w, bad_w = _masks.split_finite(w)
-            x, bad_x = _masks.split_finite(x)
-            spoiled = _masks.spoiled_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
+            w, bad_w = masks.split_finite(w)
+            x, bad_x = masks.split_finite(x)
+            spoiled = masks.spoiled_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
             scales = Scales.of_product(w, x)
         if segment_ids is None:
             y = _product(w, x, dtype, adjoint, scales)
@@ -91,9 +93,9 @@ class TorchEngine:
             return result
         spoiled, scales = None, Scales.of_correlation(x, g, computed, heads)
         if not scales.finite:
-            x, bad_x = _masks.split_finite(x)
-            g, bad_g = _masks.split_finite(g)
-            spoiled = _masks.spoiled_lags(x, g, bad_x, bad_g, segment_ids=segment_ids, **shape)
+            x, bad_x = masks.split_finite(x)
+            g, bad_g = masks.split_finite(g)
+            spoiled = masks.spoiled_lags(x, g, bad_x, bad_g, segment_ids=segment_ids, **shape)
             scales = Scales.of_correlation(x, g, computed, heads)
         if segment_ids is None:
             c = _correlation(x, g, computed, scales, **shape)
@@ -107,7 +109,7 @@ class TorchEngine:
 
 def _dtypes(*arrays: Tensor) -> tuple[torch.dtype, torch.dtype]:
     """Return the dtype of the result and the one that it is computed in."""
-    result: torch.dtype = getattr(torch, _arrays.result_dtype_name(*arrays))
+    result: torch.dtype = getattr(torch, result_dtype_name(*arrays))
     return result, torch.float32 if result in (torch.float16, torch.bfloat16) else result
 
 
@@ -169,7 +171,7 @@ def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool
     for some_heads, parts in pieces(signals.shape, kernel, x.device, whole_heads=kernel > 1):
         for part in parts:
             block = signals[part.rows, :, part.heads, part.channels]
-            y = _masks.by_segments(product, w[some_heads], block.flatten(2), ids[part.rows], adjoint=adjoint)
+            y = masks.by_segments(product, w[some_heads], block.flatten(2), ids[part.rows], adjoint=adjoint)
             results[part.rows, :, part.heads, part.channels] = y.view(block.shape)
     return out
 
@@ -191,7 +193,7 @@ def _correlation_by_segments(
         for part in parts:
             at = (part.rows, slice(None), part.heads, part.channels)
             blocks = signals[at].flatten(2).to(dtype), targets[at].flatten(2).to(dtype)
-            out[some_heads] += _masks.correlate_by_segments(correlate, *blocks, ids[part.rows], lags=lags)
+            out[some_heads] += masks.correlate_by_segments(correlate, *blocks, ids[part.rows], lags=lags)
     return out
 
 
@@ -202,7 +204,9 @@ def _exact_product(w: Tensor, x: Tensor, adjoint: bool, segment_ids: Tensor | No
     out = torch.empty(rows.shape, dtype=w.dtype, device=x.device)
     for i, row in enumerate(rows):
         part = None if ids is None else ids[i]
-        wide = _maths.causal_toeplitz_matmul(_doubled(w), _doubled(row), adjoint=adjoint, exact=True, segment_ids=part)
+        wide = toeplitz.causal_toeplitz_matmul(
+            _doubled(w), _doubled(row), adjoint=adjoint, exact=True, segment_ids=part
+        )
         out[i] = wide
     return out.view(x.shape)
 
@@ -215,7 +219,7 @@ def _exact_correlation(
     total: Any = 0
     for i, (source, target) in enumerate(zip(x.reshape(-1, *x.shape[-2:]), g.reshape(-1, *g.shape[-2:]), strict=True)):
         part = None if ids is None else ids[i]
-        total = total + _maths.causal_toeplitz_correlate(
+        total = total + toeplitz.causal_toeplitz_correlate(
             _doubled(source), _doubled(target), lags=lags, heads=heads, kernel=kernel, exact=True, segment_ids=part
         )
     result: Tensor = total.to(dtype)

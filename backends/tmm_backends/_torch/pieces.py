@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tmm_core import _arrays
+from tmm_core._dispatch import arrays
 
 from .transforms import Direct, Fourier, Method, reads
 
@@ -132,7 +132,7 @@ class Scales:
     @staticmethod
     def _of(first: Tensor, second: Tensor, dtype: torch.dtype) -> Scales:
         finite = safe = False
-        if _arrays.values_known(first):
+        if arrays.values_known(first):
             low, high = SAFE[first.dtype]
             peaks = torch.cat([first.flatten(), second.flatten()])
             least, most = (peak.item() for peak in torch.aminmax(peaks.masked_fill_(peaks == 0, 1)))
@@ -227,7 +227,7 @@ def regained(unit: Tensor, exponents: Tensor, noise: Tensor) -> Tensor:
     """
     result = by_power(unit, exponents)
     finite = result.isfinite()
-    if _arrays.values_known(result) and bool(finite.all()):
+    if arrays.values_known(result) and bool(finite.all()):
         return result
     size = unit.abs()
     nearer = torch.where(size > noise, 1 - noise / size, 0)

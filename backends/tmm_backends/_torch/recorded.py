@@ -20,8 +20,10 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from tmm_core import _arrays, _masks, _registry
-from tmm_core._protocols import Engine
+from tmm_core._definition import masks
+from tmm_core._dispatch import registry
+from tmm_core._dispatch.arrays import result_dtype_name, values_known
+from tmm_core.backend import Engine, UnsupportedError
 
 __all__ = ["correlation", "product"]
 
@@ -56,11 +58,11 @@ def _run(engine: Engine, operation: Any, *arrays: Tensor, segment_ids: Tensor | 
     """Let the engine compute, at full precision whatever autocast says."""
     with torch.autocast(arrays[0].device.type, enabled=False):
         detached = (array.detach() for array in arrays)
-        result: Tensor = _registry.run(engine, operation, *detached, segment_ids=segment_ids, **options)
+        result: Tensor = registry.run(engine, operation, *detached, segment_ids=segment_ids, **options)
     if segment_ids is not None:
         # Decreasing numbers come here from code that may not look at them; elsewhere they were refused.
-        wrong = _masks.unsorted(segment_ids)
-        if not _arrays.values_known(wrong) or bool(wrong.any()):
+        wrong = masks.unsorted(segment_ids)
+        if not values_known(wrong) or bool(wrong.any()):
             result = result.masked_fill(wrong[..., None, None] if operation == "matmul" else wrong.any(), math.nan)
     return result
 
@@ -77,11 +79,11 @@ def _remembered(engine: Engine) -> str:
 def _engine(name: str) -> Engine:
     """Return the engine of a recorded operation, which has no tangents and says so in place of dropping them."""
     if forward_ad._current_level >= 0:
-        raise NotImplementedError(
+        raise UnsupportedError(
             "compiled code has no forward mode: expected no active torch.autograd.forward_ad.dual_level around it; "
             "call torch.func.jvp inside the compiled function, or the uncompiled one"
         )
-    return _engines.get(name) or _registry.get_backend(name).engine
+    return _engines.get(name) or registry.get_backend(name).engine
 
 
 @torch.library.custom_op("tmm_core::matmul", mutates_args=())
@@ -112,5 +114,5 @@ def _(
 
 
 def _dtype(*tensors: Tensor) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, _arrays.result_dtype_name(*tensors))
+    dtype: torch.dtype = getattr(torch, result_dtype_name(*tensors))
     return dtype

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from tmm_core._checks import together
-from tmm_core._stream_states import StreamState
-from tmm_core._stream_steps import EngineSteps, ForeignSteps, Parts, Steps
+from tmm_core._dispatch.checks import together
+from tmm_core.backend import InputError
+from tmm_core.streaming._states import StreamState
+from tmm_core.streaming._steps import EngineSteps, ForeignSteps, Parts, Steps
 
 __all__ = ["TorchForeignSteps", "TorchSteps", "TorchStreamState"]
 
@@ -170,9 +171,9 @@ class TorchSteps(Steps):
         if not torch.compiler.is_compiling():
             return inference(super().received(x, shape))
         if x.dtype != self.dtype or x.shape != shape:
-            raise ValueError(f"x must be {self.dtype} of the shape {shape}, and is {x.dtype} of {tuple(x.shape)}")
+            raise InputError(f"x must be {self.dtype} of the shape {shape}, and is {x.dtype} of {tuple(x.shape)}")
         if x.requires_grad and torch.is_grad_enabled():
-            raise ValueError("streaming has no gradients, and x requires one: compile it inside torch.no_grad()")
+            raise InputError("streaming has no gradients, and x requires one: compile it inside torch.no_grad()")
         return x.detach()
 
 
@@ -187,12 +188,12 @@ class TorchForeignSteps(ForeignSteps):
 def inference(x: Tensor) -> Tensor:
     """Return a tensor that no gradients are kept for, since tapes are written over; refuse it where they would be."""
     if x.requires_grad and torch.is_grad_enabled():
-        raise ValueError(
+        raise InputError(
             "streaming has no gradients, and x requires one: call it inside torch.no_grad(), or pass x.detach()"
         )
     tangent = forward_ad.unpack_dual(x).tangent  # type: ignore[no-untyped-call]
     if tangent is not None or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        raise ValueError(
+        raise InputError(
             "streaming has no derivatives and no vmap, for tapes are written over, and x belongs to one: pass plain "
             "tensors, and rows as the stream's batch"
         )

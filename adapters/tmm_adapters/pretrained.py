@@ -1,0 +1,297 @@
+"""Model folders: `config.json`, `model.safetensors` and, unless tokens are bytes, `tokenizer.json`.
+
+The names of the tensors are the parameter names of `tmm_core.lm`, so a folder serves Torch and JAX alike. A folder is
+written aside and renamed when complete: it is there whole, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tmm_core import TMMConfig, lm
+from tmm_core._dispatch.exchange import namespace_of
+from tmm_core.errors import InputError
+
+if TYPE_CHECKING:
+    from .tokenizers import Tokenizer
+    from .torch import LanguageModel
+
+__all__ = [
+    "CONFIG",
+    "WEIGHTS",
+    "folder_written_aside",
+    "is_model",
+    "load_model",
+    "load_params",
+    "read_config",
+    "read_tensors",
+    "save_model",
+    "sync",
+    "write_json",
+    "write_model",
+    "write_tensors",
+]
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMAT, VERSION = "tmm", 1
+
+Framework = Literal["numpy", "pt"]
+
+
+def is_model(folder: str | os.PathLike[str]) -> bool:
+    """Return whether `folder` looks like a model folder: whether it has a `config.json`."""
+    return (Path(folder) / CONFIG).is_file()
+
+
+def save_model(
+    folder: str | os.PathLike[str], config: TMMConfig, tensors: Mapping[str, Any], *, tokenizer: Tokenizer | None = None
+) -> None:
+    """Write a new model folder; it appears under its name when complete.
+
+    Parameters
+    ----------
+    folder : path
+        Must not exist yet, or be empty.
+    config : TMMConfig
+        The model.
+    tensors : mapping of str to array
+        Parameters by name, all Torch tensors or all NumPy arrays.
+    tokenizer : Tokenizer, optional
+        What turns text into the model's token ids; None for bytes.
+
+    Raises
+    ------
+    FileExistsError
+        If `folder` holds anything.
+    OSError
+        If it cannot be written, for example on a full disk; nothing is left then.
+    """
+    folder = Path(folder)
+    require_empty(folder)
+    with folder_written_aside(folder) as aside:
+        write_model(aside, config, tensors, tokenizer=tokenizer)
+
+
+def write_model(folder: Path, config: TMMConfig, tensors: Mapping[str, Any], *, tokenizer: Tokenizer | None) -> None:
+    """Write the files of a model into the existing `folder`."""
+    write_json(folder / CONFIG, {"format": FORMAT, "version": VERSION, "config": config.to_dict()})
+    write_tensors(folder / WEIGHTS, tensors)
+    if tokenizer is not None:
+        tokenizer.save(folder)
+
+
+def read_config(folder: str | os.PathLike[str]) -> TMMConfig:
+    """Return the configuration of a model folder.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no folder, or it has no `config.json`.
+    ValueError
+        If the file is not the configuration of such a model.
+    """
+    folder = Path(folder)
+    path = folder / CONFIG
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no model folder {folder}: check the path")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} is not a model folder: it has no {CONFIG}; give the folder of a run or of a model"
+        )
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}): the folder is damaged, write it anew") from error
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT or not isinstance(fields.get("config"), dict):
+        raise InputError(f"{path} does not describe a Toeplitz MLP Mixer: expected the field 'format' to be {FORMAT!r}")
+    if fields.get("version") != VERSION:
+        raise InputError(f"{path} has version {fields.get('version')!r}, expected {VERSION}: update tmm-core")
+    try:
+        return TMMConfig.from_dict(fields["config"])
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def load_model(folder: str | os.PathLike[str], *, device: str = "auto") -> tuple[LanguageModel, Tokenizer]:
+    """Return the Torch model in a model folder, ready to use, and its tokenizer.
+
+    Parameters
+    ----------
+    folder : path
+        The model folder.
+    device : str
+        A Torch device; `auto` is an accelerator where there is one.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        As `load_params`, and if the device is not there.
+    ImportError
+        If PyTorch is not installed.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError(
+            "load_model returns a PyTorch model, and PyTorch is not installed: pip install 'tmm-core[train]', or take "
+            "load_params and tmm_adapters.jax.from_params"
+        ) from error
+
+    from .torch import LanguageModel
+
+    tensors, config, tokenizer = load_params(folder, "pt")
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device == "auto":
+        device = "cuda" if available["cuda"] else "cpu"
+    elif not available.get(device, True):
+        raise InputError(f"--device {device} is not available on this machine: leave it out, or take cpu")
+    return LanguageModel.from_params(tensors, config).to(device).eval(), tokenizer
+
+
+def load_params(
+    folder: str | os.PathLike[str], framework: Framework = "numpy"
+) -> tuple[dict[str, Any], TMMConfig, Tokenizer]:
+    """Return the parameters in a model folder, by the names of `tmm_core.lm`, its configuration and its tokenizer.
+
+    Parameters
+    ----------
+    folder : path
+        The model folder.
+    framework : {"numpy", "pt"}
+        NumPy arrays, in which bfloat16 becomes float32, or Torch tensors on the CPU.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing.
+    ValueError
+        If a file is damaged, the weights are not those of the configuration, or the tokenizer does not fit.
+    """
+    from .tokenizers import check_fits, load_tokenizer
+
+    config, tokenizer, path = read_config(folder), load_tokenizer(folder), Path(folder) / WEIGHTS
+    check_fits(tokenizer, config)
+    params = read_tensors(path, framework)
+    bad = [name for name, array in params.items() if not bool(namespace_of(array).isfinite(array).all())]
+    if bad:
+        raise InputError(f"{path} is damaged: {bad[0]} is not finite; copy or train it again")
+    try:
+        lm.check_params(params, config)
+    except ValueError as error:
+        raise InputError(f"{path} does not fit {CONFIG} beside it: {error}") from error
+    return params, config, tokenizer
+
+
+def read_tensors(
+    path: str | os.PathLike[str], framework: Framework = "numpy", *, containing: str = ""
+) -> dict[str, Any]:
+    """Return the tensors of a safetensors file whose names contain a word, by default all of them.
+
+    They are NumPy arrays, or Torch tensors (`pt`) on the CPU. NumPy lacks bfloat16, which becomes float32 there,
+    without loss; that asks for ml_dtypes.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    ValueError
+        If the file is truncated or not a safetensors file.
+    """
+
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}: check the path, and whether its folder is whole")
+    try:
+        with safe_open(path, framework=framework) as file:
+            names = [name for name in file.keys() if containing in name]  # noqa: SIM118  (not a mapping)
+            short = [name for name in names if file.get_slice(name).get_dtype() == "BF16"]
+            if framework == "numpy" and short:
+                import ml_dtypes  # noqa: F401  (tells NumPy what bfloat16 is)
+            tensors = {name: file.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise InputError(
+            f"{path} is not a whole safetensors file ({error}): it is truncated or damaged; copy or train it again"
+        ) from error
+    if framework == "numpy":
+        tensors |= {name: tensors[name].astype("float32") for name in short}
+    return tensors
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
+    """Write tensors of one library to a safetensors file; a full disk is an OSError, as for any other file."""
+    import numpy as np
+    from safetensors import SafetensorError
+
+    try:
+        if all(isinstance(tensor, np.ndarray) for tensor in tensors.values()):
+            import safetensors.numpy as writer
+        else:
+            import safetensors.torch as writer  # type: ignore[no-redef]
+        writer.save_file({name: _contiguous(tensor) for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain data as JSON."""
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def require_empty(folder: Path) -> None:
+    """Refuse a folder that holds anything: it might be somebody's."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty: choose another folder, or remove it first")
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise FileExistsError(f"{path} is a file: choose another name for the folder {folder}")
+
+
+@contextmanager
+def folder_written_aside(folder: Path) -> Iterator[Path]:
+    """Give a fresh folder beside `folder` to write in; it takes that name when the block ends well, else it is removed.
+
+    Every file is on the disk before the name is given, so that a crash at any moment leaves the whole or nothing.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir()
+        yield aside
+        for path in (*aside.rglob("*"), aside):
+            sync(path)
+        if folder.is_dir():
+            folder.rmdir()  # an empty one; not every system renames onto it
+        aside.rename(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Force a file or a folder to the disk."""
+    if os.name == "nt":
+        return  # it cannot open folders, and syncs only what is open for writing
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _contiguous(tensor: Any) -> Any:
+    """Return `tensor` in the order that safetensors writes."""
+    if hasattr(tensor, "detach"):
+        return tensor.detach().contiguous()
+    import numpy as np
+
+    return np.ascontiguousarray(tensor)

@@ -1,0 +1,51 @@
+"""`tmm convert`: the research code's checkpoint as a model folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from tmm_adapters.pretrained import read_tensors, require_empty, save_model
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to `tmm`."""
+    parser = commands.add_parser(
+        "convert",
+        help="turn a checkpoint of the paper's research code into a model folder",
+        description="Read the tensors of the paper's research code, recognise the variant, and write a model folder.",
+    )
+    parser.add_argument("source", type=Path, metavar="IN", help="safetensors file of the research code's parameters")
+    parser.add_argument("dir", type=Path, metavar="DIR", help="the model folder to write, new or empty")
+    parser.add_argument(
+        "--mean",
+        action=argparse.BooleanOptionalAction,
+        help="whether a model with softplus lags divides by their running sum, which its tensors do not tell",
+    )
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json of the model (default: bytes)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert, and say what the model is."""
+    require_empty(arguments.dir)
+    tensors = read_tensors(arguments.source)
+    from tmm_adapters.research_code import plain_parameters, read_authors
+    from tmm_adapters.tokenizers import ByteTokenizer, check_fits, load_tokenizer
+
+    config, params = read_authors(plain_parameters(tensors), mean=arguments.mean)
+    tokenizer = None
+    if arguments.tokenizer is not None:
+        tokenizer = load_tokenizer(arguments.tokenizer)
+        check_fits(tokenizer, config)
+    save_model(arguments.dir, config, params, tokenizer=tokenizer)
+    size = sum(array.size for array in params.values())
+    if tokenizer is None and config.vocab_size != ByteTokenizer.vocab_size:
+        print(
+            f"note: its {config.vocab_size} tokens are not the {ByteTokenizer.vocab_size} of bytes: tmm generate and "
+            f"tmm eval need its tokenizer.json in {arguments.dir} (--tokenizer)"
+        )
+    print(f"{arguments.dir}: {size:,} parameters in {config.n_layers} layers of {config.d_model} channels")
+    return 0

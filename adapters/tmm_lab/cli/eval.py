@@ -1,0 +1,98 @@
+"""`tmm eval`: what a text costs a model, beside what it costs others."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tmm_core.errors import InputError
+
+from .model_options import add_model_options, check_tokenizer
+
+if TYPE_CHECKING:
+    from tmm_adapters.tokenizers import Tokenizer
+
+    from ..data.text import Part
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to `tmm`."""
+    parser = commands.add_parser(
+        "eval",
+        help="measure what a text costs a model, in bits per byte",
+        description="Measure what a text costs a model in bits per byte, and what it costs n-grams of the "
+        "run's training text and zlib. Each token is predicted once, from at least half a context before it.",
+    )
+    add_model_options(parser)
+    parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help="the text, each file one document")
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="contexts computed at a time (default: 8)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a table, the cheapest first."""
+    if arguments.batch < 1:
+        raise InputError(f"--batch must be at least 1, and is {arguments.batch}")
+    from ..training.runs import model_folder
+
+    folder = model_folder(arguments.dir)
+    check_tokenizer(folder)
+    from ..data.documents import read_documents
+    from ..data.text import write_text
+    from ..data.tokens import bits_per_byte, evaluation_windows, write_tokens
+    from ..evaluation.measure import held_out_nats
+    from ..training.display import counted
+    from ..training.frameworks import choose, open_model
+
+    documents = read_documents(arguments.text)
+    model, tokenizer = open_model(choose(arguments.framework), folder, device=arguments.device)
+    with tempfile.TemporaryDirectory() as scratch:
+        text = write_text(documents, Path(scratch, "text"))
+        part = text.whole()
+        tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
+        windows = evaluation_windows(tokens, model.config.max_len, _end_of_text(folder, tokenizer))
+        nats = held_out_nats(model, windows, batch=arguments.batch)
+        if not math.isfinite(nats):
+            raise InputError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")
+        costs = {"this model": bits_per_byte(nats, part), **_others(folder, part)}
+        del windows, tokens  # the mapped file must be closed before Windows can remove it
+    size = f"{counted(part.n_bytes, 'byte')}, {counted(part.n_documents, 'document')}"
+    print(f"{size}, sha256 {text.sha256[:16]}; model {folder}")
+    for name, cost in sorted(costs.items(), key=lambda item: item[1]):
+        print(f"  {name:<12} {cost:.4f} bits per byte")
+    return 0
+
+
+def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
+    """Return where documents begin, which the model of a run reads as it did in training: isolated, or joined."""
+    from ..training.runs import run_of
+
+    run = run_of(folder)
+    joined = run is not None and run.described()[2].join_documents
+    return None if joined else tokenizer.end_of_text
+
+
+def _others(folder: Path, part: Part) -> dict[str, float]:
+    """Return the yardsticks: n-grams need the training text of a run, zlib does not."""
+    from ..training.runs import run_of
+
+    run = run_of(folder)
+    if run is not None and not (run.data / "text").is_file():
+        print(f"note: without n-grams, as {run.data} has lost the training text", file=sys.stderr)
+        run = None
+    if run is None:
+        compressor = zlib.compressobj(9)
+        size = sum(len(compressor.compress(chunk)) for chunk in part.chunks()) + len(compressor.flush())
+        return {"zlib": 8 * size / part.n_bytes}
+    from ..data.text import open_text
+    from ..evaluation.baselines import yardsticks
+
+    training, _ = open_text(run.data / "text").split(run.described()[1].held_out_bytes)
+    return yardsticks(training, part)

@@ -1,0 +1,149 @@
+"""`tmm generate`: let a model continue prompts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tmm_core.errors import InputError
+
+from .fields import as_text
+from .model_options import add_model_options, check_tokenizer
+
+if TYPE_CHECKING:
+    from ..evaluation.measure import Writing
+
+__all__ = ["add_parser"]
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to `tmm`."""
+    parser = commands.add_parser(
+        "generate",
+        help="let a model continue a prompt",
+        description="Write how a model continues a prompt: text to stdout as it comes, figures to stderr.",
+    )
+    add_model_options(parser)
+    begin = parser.add_mutually_exclusive_group(required=True)
+    begin.add_argument("--prompt", metavar="TEXT", help="how the text begins")
+    begin.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="continue each line of this file, all at once, and write the texts one after the other; "
+        "empty lines are passed over",
+    )
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="most tokens to write (default: 200)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="X", help="0 takes the likeliest token (default: 0.8)"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=0.95, metavar="X", help="draw from this share of the probability (default: 0.95)"
+    )
+    parser.add_argument("--top-k", type=int, metavar="N", help="draw from as many tokens, the likeliest (default: all)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws, a text's own (default: 0)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the prompts and their continuations."""
+    _check(arguments)
+    prompts = [as_text("--prompt", arguments.prompt)] if arguments.prompts is None else _lines(arguments.prompts)
+    from ..training.runs import model_folder
+
+    folder = model_folder(arguments.dir)
+    check_tokenizer(folder)
+    from ..evaluation.measure import continuations
+    from ..training.display import printable
+    from ..training.frameworks import choose, open_model
+
+    model, tokenizer = open_model(choose(arguments.framework), folder, device=arguments.device)
+    terminal = sys.stdout.isatty()
+    begun = 0
+
+    def write(text: str) -> None:
+        sys.stdout.write(printable(text) if terminal else text)
+        sys.stdout.flush()
+
+    def begin(count: int) -> None:
+        """Write the beginnings of the first `count` texts that are not yet there."""
+        nonlocal begun
+        for number in range(begun, count):
+            heading = f"== {number + 1} of {len(prompts)}\n" if len(prompts) > 1 else ""
+            write(("\n" if number else "") + heading + prompts[number])
+        begun = max(begun, count)
+
+    def on_text(row: int, piece: str) -> None:
+        begin(row + 1)
+        write(piece)
+
+    begin(1)
+    try:
+        writing = continuations(
+            model,
+            tokenizer,
+            prompts,
+            arguments.tokens,
+            seed=arguments.seed,
+            temperature=arguments.temperature,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
+            on_text=on_text,
+        )
+        begin(len(prompts))
+    finally:
+        write("\n")  # an error, too, is told on a line of its own
+    print(_figures(writing, model.config.max_len), folder, sep="; ", file=sys.stderr)
+    return 0
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file that hold text."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other separators belong to the text
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {path} of --prompts: check the path") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"--prompts {path} is not UTF-8 text ({error}): convert it") from error
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
+        raise InputError(f"--prompts {path} has no line with text: give the model something to begin with")
+    return prompts
+
+
+def _figures(writing: Writing, max_len: int) -> str:
+    """Return how fast the model read and wrote, and why texts are shorter than asked for."""
+    from ..training.display import counted
+
+    n_tokens = sum(row.n_tokens for row in writing.written)
+    parts = [
+        f"{counted(writing.prompt_tokens, 'prompt token')} and the first of the text in {writing.prompt_seconds:.2f} s",
+        f"{counted(n_tokens, 'token')} written, {writing.later_tokens / max(writing.seconds, 1e-9):,.0f} tokens/s",
+    ]
+    ends = [row.ended for row in writing.written]
+    of = f"{{}} of {len(ends)} texts" if len(ends) > 1 else "the text"
+    if "text" in ends:
+        parts.append(f"{of.format(ends.count('text'))} came to an end")
+    if "context" in ends:
+        parts.append(
+            f"{of.format(ends.count('context'))} stopped where the model's position bias ends, at max_len={max_len} "
+            "tokens (train with --no-position-bias to write on)"
+        )
+    return "; ".join(parts)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.prompt == "":
+        raise InputError("--prompt is empty: give the model some text to begin with")
+    if arguments.tokens < 1:
+        raise InputError(f"--tokens must be at least 1, and is {arguments.tokens}")
+    if not arguments.temperature >= 0:
+        raise InputError(f"--temperature must be 0 or more, and is {arguments.temperature}")
+    if not 0 <= arguments.seed < 1 << 63:
+        raise InputError(f"--seed must be 0 or more and below 2**63, and is {arguments.seed}")
+    if arguments.top_k is not None and arguments.top_k < 1:
+        raise InputError(f"--top-k must be at least 1, and is {arguments.top_k}")
+    if not 0 < arguments.top_p <= 1:
+        raise InputError(f"--top-p must be above 0 and at most 1, and is {arguments.top_p}")

@@ -1,0 +1,210 @@
+"""`tmm index`: the operator theory of a trained model, filter by filter, as a table and as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tmm_adapters.pretrained import WEIGHTS, read_config, read_tensors
+from tmm_core.errors import InputError
+
+if TYPE_CHECKING:
+    from tmm_core import TMMConfig
+
+    from ..training.runs import Run
+
+__all__ = ["add_parser"]
+
+_LAGS = ".mix.lags"
+_LENGTH = 512  # eight times the time at 1024, for the same picture
+_PATIENCE = 3e11  # summed n^3 of the matrices: about 20 s
+_MOST_STEPS = 12  # columns of the table over time
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to `tmm`."""
+    parser = commands.add_parser(
+        "index",
+        help="tell the Fredholm index of every filter of a model, and draw it",
+        description="Judge every filter of a model as a Toeplitz operator: its Fredholm index, how near it is to an "
+        "operator that has none, rank and condition of the matrix on n tokens, how fast the inverse grows, and its "
+        "dominant lag. Prints a table and draws symbols, lags and singular values.",
+    )
+    parser.add_argument(
+        "dir",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="folder of a run, a model or a checkpoint, or a safetensors file of the paper's research code "
+        "(default: the newest run)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="the picture, .png or .pdf (default: DIR/index.png)")
+    parser.add_argument("--no-plot", action="store_true", help="draw no picture")
+    parser.add_argument(
+        "--length",
+        type=int,
+        metavar="N",
+        help=f"tokens of the matrix (default: the model's max_len, up to {_LENGTH})",
+    )
+    parser.add_argument(
+        "--over-time",
+        action="store_true",
+        help="how index and lags moved during a run, at every evaluation (picture: DIR/index-over-time.png)",
+    )
+    parser.add_argument(
+        "--mean",
+        action=argparse.BooleanOptionalAction,
+        help="whether a file of the research code with softplus lags divides by their running sum",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table, then draw."""
+    if arguments.length is not None and arguments.length < 1:
+        raise InputError(f"--length must be at least 1, and is {arguments.length}")
+    if arguments.no_plot and arguments.plot is not None:
+        raise InputError("--plot and --no-plot are both given: choose one")
+    _one_thread()
+    from tmm_core import use_backend
+
+    # No product here is worth compiling an engine for; a choice of the user's stays.
+    with nullcontext() if _chosen_backend() else use_backend("array_api"):
+        return _over_time(arguments) if arguments.over_time else _now(arguments)
+
+
+def _now(arguments: argparse.Namespace) -> int:
+    """Judge a model as it is."""
+    source, config, lags, picture = _model(arguments)
+    from ..operators.filters import filters_of, judge
+    from ..operators.panels import require_picture
+    from ..operators.pictures import WHAT_TO_SEE, plot_verdicts
+    from ..operators.tables import plain, print_table, size_of, summary_of, verdict_table
+
+    filters, n = filters_of(lags, config), arguments.length or min(config.max_len, _LENGTH)
+    if not arguments.no_plot:
+        require_picture(picture, config.n_layers * config.mix_layers)
+    _warn_of_patience(len(filters), n)
+    verdicts = judge(filters, n)
+    summary = summary_of([v.index.index for v in verdicts], [v.vanishing for v in verdicts])
+    if arguments.json:
+        print(json.dumps({"model": str(source), "n": n, "filters": [plain(v) for v in verdicts]}, indent=2))
+    else:
+        print(f"{source}: {size_of(config)}; matrices on n = {n} tokens\n")
+        print_table(verdict_table(verdicts, config))
+        print(f"\n{summary}\n{WHAT_TO_SEE}")
+    if not arguments.no_plot:
+        _draw(picture, lambda: plot_verdicts(picture, verdicts, title=f"{source}\n{summary}"), quiet=arguments.json)
+    return 0
+
+
+def _over_time(arguments: argparse.Namespace) -> int:
+    """Judge a run's lags at every evaluation."""
+    run = _run(arguments.dir)
+    import numpy as np
+
+    from ..operators.filters import filters_of, index_of, vanishing
+    from ..operators.panels import require_picture
+    from ..operators.pictures import WHAT_TO_SEE_OVER_TIME, plot_over_time
+    from ..operators.tables import place, print_table, size_of, summary_of, table_over_time
+
+    config = run.described()[0]
+    logs = run.logged_lags()
+    if config.n_layers and not logs:
+        raise FileNotFoundError(f"{run.lags} holds no lags yet: train until the first evaluation, or name another run")
+    picture = arguments.plot or run.folder / "index-over-time.png"
+    if not arguments.no_plot:
+        require_picture(picture, config.n_layers * config.mix_layers)
+    moments = [filters_of(read_tensors(path), config) for path in logs.values()] or [filters_of({}, config)]
+    steps, n = list(logs), arguments.length or min(config.max_len, _LENGTH)
+    _warn_of_patience(len(moments) * len(moments[-1]), n)
+    found = [[index_of(f).index for f in moment] for moment in moments]
+    vanished = [[vanishing(f, n) for f in moment] for moment in moments]
+    summary = f"at the end: {summary_of(found[-1], vanished[-1])}"
+    if arguments.json:
+        rows = [
+            {**place(f), "index": [now[i] for now in found], "vanishing": [now[i] for now in vanished]}
+            for i, f in enumerate(moments[-1])
+        ]
+        print(json.dumps({"run": str(run.folder), "steps": steps, "n": n, "filters": rows}, indent=2))
+    else:
+        print(f"{run.folder}: {size_of(config)}; the index at {len(steps)} evaluations, by step\n")
+        shown = sorted({round(t) for t in np.linspace(0, len(steps) - 1, _MOST_STEPS)})
+        print_table(table_over_time(moments[-1], steps, found, shown, config))
+        print(f"\n{summary}\n{WHAT_TO_SEE_OVER_TIME}")
+    if not arguments.no_plot:
+        numbers = [np.asarray(a, np.float64) for a in (found, vanished)]  # None becomes NaN
+        title = f"{run.folder}, steps {steps[0]} to {steps[-1]}, n = {n} tokens\n{summary}"
+        _draw(picture, lambda: plot_over_time(picture, steps, moments, *numbers, title=title), quiet=arguments.json)
+    return 0
+
+
+def _warn_of_patience(matrices: int, n: int) -> None:
+    """Say beforehand, on stderr, where so many matrices on n tokens take long."""
+    from ..operators.spectra import DENSE
+
+    if matrices * min(n, DENSE) ** 3 > _PATIENCE:
+        quicker = f"; --length {_LENGTH} is quicker" if n > _LENGTH else ""
+        print(f"note: {matrices} matrices on {n} tokens take a while{quicker}", file=sys.stderr)
+
+
+def _chosen_backend() -> bool:
+    """Whether the user chose a backend; as in `tmm_core`, an empty variable is none."""
+    return bool(os.environ.get("TMM_BACKEND", "").strip())
+
+
+def _one_thread() -> None:
+    """Let linear algebra keep to one thread: more gain little here, and beside another process cost a factor of ten.
+
+    Read when NumPy loads: not where it is loaded already, and not where the user chose.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _model(arguments: argparse.Namespace) -> tuple[Path, TMMConfig, dict[str, Any], Path]:
+    """Return where a model was found, its configuration, its lags, and where its picture goes."""
+    source: Path | None = arguments.dir
+    if source is not None and source.is_file():
+        from tmm_adapters.research_code import plain_parameters, read_authors
+
+        config, params = read_authors(plain_parameters(read_tensors(source)), mean=arguments.mean)
+        lags = {name: p for name, p in params.items() if _LAGS in name}
+        return source, config, lags, arguments.plot or source.with_name(f"{source.stem}-index.png")
+    if arguments.mean is not None:
+        raise InputError(
+            "--mean is for a file of the research code; the config.json of a folder tells it: leave it out"
+        )
+    from ..training.runs import model_folder, newest_run
+
+    folder = newest_run().folder if source is None else source
+    model = model_folder(folder)
+    lags = read_tensors(model / WEIGHTS, containing=_LAGS)
+    return model, read_config(model), lags, arguments.plot or folder / "index.png"
+
+
+def _run(folder: Path | None) -> Run:
+    """Return the run that a folder stands for, or that its model belongs to; None is the newest."""
+    from ..training.runs import DESCRIPTION, Run, newest_run, run_of
+
+    if folder is None:
+        return newest_run()
+    run = None if (folder / DESCRIPTION).is_file() else run_of(folder.absolute())
+    return Run.open(folder) if run is None else run
+
+
+def _draw(picture: Path, draw: Callable[[], None], *, quiet: bool) -> None:
+    """Draw, and say where."""
+    try:
+        draw()
+    except OSError as error:
+        raise OSError(
+            f"cannot write the picture {picture} ({error.strerror or error}): choose another --plot"
+        ) from error
+    print(f"picture: {picture}", file=sys.stderr if quiet else sys.stdout)

@@ -1,0 +1,95 @@
+"""Where the text of a run comes from, and how it becomes tokens: one frozen dataclass, kept in the run's folder."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tmm_core.errors import InputError
+
+from .documents import dataset_documents, default_documents, read_documents
+
+if TYPE_CHECKING:
+    from .text import Document
+
+__all__ = ["Source"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Describe a text; the fields are options of `tmm train`."""
+
+    text: tuple[str, ...] = ()
+    """Text files, each one document; unless given, the documentation that Python carries."""
+    dataset: str | None = None
+    """Stream this Hugging Face data set, such as HuggingFaceFW/fineweb-edu, the paper's."""
+    dataset_subset: str | None = None
+    """Which configuration of the data set."""
+    dataset_split: str = "train"
+    """Which split of the data set."""
+    dataset_column: str = "text"
+    """The column of the data set that holds the text."""
+    max_bytes: int = 1_000_000_000
+    """Most bytes to take from the data set."""
+    held_out_bytes: int = 65536
+    """Most bytes to hold out for evaluation."""
+    tokenizer: str | None = None
+    """A tokenizer.json of the tokenizers library; unless given, tokens are bytes and an end-of-text."""
+    vocab: int | None = None
+    """Train a byte-level BPE with this many ids on the training text."""
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself, or is not there, before anything is read."""
+        if self.text and self.dataset is not None:
+            raise InputError("--text and --dataset are both given: choose one")
+        if self.tokenizer is not None and self.vocab is not None:
+            raise InputError("--tokenizer and --vocab are both given: take a tokenizer, or train one")
+        for name, least in (("max_bytes", 1), ("held_out_bytes", 1), ("vocab", 257)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"--{name.replace('_', '-')} must be at least {least}, and is {value}")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Source:
+        """Return the source that `to_dict` wrote."""
+        return cls(**{**values, "text": tuple(values["text"])})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field as plain data, fit for JSON."""
+        return {**asdict(self), "text": list(self.text)}
+
+    @property
+    def name(self) -> str:
+        """What to call the text."""
+        if self.dataset is not None:
+            return self.dataset
+        if not self.text:
+            return "documentation of Python's standard library"
+        more = f" and {len(self.text) - 1} more" if len(self.text) > 1 else ""
+        return Path(self.text[0]).name + more
+
+    def check_files(self) -> None:
+        """Refuse files that are missing, empty or named twice; nothing of them is read."""
+        if self.text:
+            read_documents(self.text)
+            twice = [path for path, count in Counter(map(os.path.realpath, self.text)).items() if count > 1]
+            if twice:
+                raise InputError(f"--text names {twice[0]} twice, and would train on what is held out: name it once")
+        if self.tokenizer is not None and not Path(self.tokenizer).is_file():
+            raise FileNotFoundError(f"there is no tokenizer file {self.tokenizer}: check the path")
+
+    def documents(self) -> Iterable[Document]:
+        """Return the documents, streamed where they may be many."""
+        if self.dataset is not None:
+            return dataset_documents(
+                self.dataset,
+                subset=self.dataset_subset,
+                split=self.dataset_split,
+                column=self.dataset_column,
+                max_bytes=self.max_bytes,
+            )
+        return read_documents(self.text) if self.text else default_documents()

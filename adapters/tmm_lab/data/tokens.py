@@ -1,0 +1,279 @@
+"""Token files that are mapped into memory, and the windows of them that a model reads.
+
+A token file holds an end-of-text, then the tokens of each document followed by an end-of-text. Its first token is only
+ever context: every other one is predicted exactly once in a pass over the windows of `TokenWindows`, the first of all
+given an end-of-text. So a model is charged for exactly the bytes of its text and for the end of each document, as the
+yardsticks are. A document begins at its end-of-text, which is all that a model knows of its first token then.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from mmap import mmap
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tmm_adapters.tokenizers import Tokenizer
+from tmm_core.errors import InputError
+from tmm_core.lm import IGNORED
+
+from .text import Part, description_path, written_aside
+
+__all__ = ["TokenWindows", "bits_per_byte", "evaluation_windows", "open_tokens", "samples_at", "write_tokens"]
+
+_BATCH = 1 << 20  # characters tokenized at a time
+
+
+def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str]) -> NDArray[Any]:
+    """Tokenize `part` into a `.npy` file and return the file, mapped into memory.
+
+    Parameters
+    ----------
+    part : Part
+        The text; it is streamed.
+    tokenizer : Tokenizer
+        Gives the ids.
+    path : path
+        The file; a description goes beside it, at `<path>.json`. A file that already holds this part in this
+        tokenizer's ids is used as it is.
+
+    Returns
+    -------
+    array of uint16 or uint32, shape (n_tokens,)
+        An end-of-text, then each document followed by an end-of-text; read-only and read from disk as needed.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, for instance on a full disk; what was there before remains.
+    """
+    path = Path(path)
+    description = {"part": part.sha256, "text": part.text.sha256, "tokenizer": tokenizer.fingerprint}
+    try:
+        tokens = open_tokens(path)
+        if json.loads(description_path(path).read_bytes()) == {**description, "n_tokens": len(tokens)}:
+            return tokens
+    except (OSError, ValueError):
+        pass  # nothing usable is there, so it is written now
+    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+    with written_aside(path) as file:
+        _write_header(file, dtype, 0)
+        n_tokens = 0
+        for ids in _batches(part, tokenizer):
+            n_tokens += len(ids)
+            file.write(ids.astype(dtype).data)
+        _write_header(file, dtype, n_tokens)
+        description_path(path).unlink(missing_ok=True)  # so that it never describes another file
+    with written_aside(description_path(path)) as file:
+        file.write(json.dumps({**description, "n_tokens": n_tokens}).encode())
+    return open_tokens(path)
+
+
+def open_tokens(path: str | os.PathLike[str]) -> NDArray[Any]:
+    """Return the token file at `path`, mapped into memory, read-only.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ValueError
+        If it is not a token file, or was cut short.
+    """
+    try:
+        tokens = np.lib.format.open_memmap(os.fspath(path), mode="r")
+    except ValueError as error:
+        raise InputError(f"{path} is not a whole token file ({error}): remove it, to have it written anew") from error
+    if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
+        raise InputError(f"{path} holds {tokens.dtype} of shape {tokens.shape}, not token ids: give another file")
+    return tokens
+
+
+def samples_at(
+    tokens: NDArray[Any], starts: Sequence[int], context: int, end_of_text: int | None
+) -> dict[str, NDArray[np.int64]]:
+    """Return what a model reads and foretells in the contexts that begin at `starts`, by its arguments' names.
+
+    Parameters
+    ----------
+    tokens : integer array, shape (n_tokens,)
+        A token file; a context and one token more must follow each start.
+    starts : sequence of int
+        Places of first tokens.
+    context : int
+        Tokens of a sample.
+    end_of_text : int or None
+        The id at which documents begin, each isolated from the others; None joins them.
+
+    Returns
+    -------
+    dict of int64 arrays, shape (len(starts), context)
+        `input_ids`; `targets`, the token that follows each; and unless documents are joined `segment_ids`, the number
+        of each token's document within its sample.
+
+    Examples
+    --------
+    >>> samples_at(np.asarray([0, 5, 6, 0, 7]), [0], 4, end_of_text=0)["segment_ids"]
+    array([[1, 1, 1, 2]])
+    """
+    rows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)
+    sample = {"input_ids": rows[:, :-1], "targets": rows[:, 1:]}
+    if end_of_text is not None:
+        sample["segment_ids"] = np.cumsum(sample["input_ids"] == end_of_text, axis=1)
+    return sample
+
+
+def evaluation_windows(tokens: NDArray[Any], context: int, end_of_text: int | None) -> TokenWindows:
+    """Return windows that predict every token from at least half a context, or from all that stands before it.
+
+    With `end_of_text`, "all" is what stands before it in its document. The one way in which this project measures bits
+    per byte, in training and afterwards.
+    """
+    context = min(context, len(tokens) - 1)
+    return TokenWindows(tokens, context, end_of_text, fresh=max(1, context // 2))
+
+
+class TokenWindows:
+    """Cut tokens into windows of one context such that every token but the first is predicted exactly once.
+
+    A window is a sample of `samples_at`, of one row: a model reads the tokens `[s, s + context)`, and each predicts the
+    one after it. Targets that an earlier window has predicted are -100. The last window is moved back so that it ends
+    where the tokens end: all windows have one shape, and nothing is padded.
+
+    Parameters
+    ----------
+    tokens : integer array, shape (n_tokens,)
+        A token file; it is only read where a window is asked for.
+    context : int
+        Tokens that a window reads, at least 1.
+    end_of_text : int or None
+        The id at which documents begin, each isolated from the others; None joins them.
+    fresh : int, optional
+        Tokens that a window predicts for the first time: `context` unless given, the most there are. With fewer,
+        windows overlap, and each prediction has more than `context - fresh` tokens before it (but for the start of the
+        text) at `context / fresh` times the work.
+
+    Raises
+    ------
+    ValueError
+        If the tokens do not fill one context, or `context` or `fresh` cannot be.
+
+    Examples
+    --------
+    >>> windows = TokenWindows(np.arange(6), 3, end_of_text=0)
+    >>> [window["targets"].tolist() for window in windows]
+    [[1, 2, 3], [-100, 4, 5]]
+    """
+
+    def __init__(
+        self, tokens: NDArray[Any], context: int, end_of_text: int | None, *, fresh: int | None = None
+    ) -> None:
+        """Lay the windows over `tokens`."""
+        if context < 1:
+            raise InputError(f"context must be at least 1, a token to predict the next from, and is {context}")
+        fresh = context if fresh is None else fresh
+        if not 1 <= fresh <= context:
+            raise InputError(f"fresh must be in [1, context = {context}], and is {fresh}")
+        if len(tokens) <= context:
+            raise InputError(
+                f"the text is too short: it has {len(tokens)} tokens, counting the end-of-text before it, and one "
+                f"context needs {context + 1}; give more text, or a smaller context (max_len)"
+            )
+        self.tokens = tokens
+        self.context = context
+        self.end_of_text = end_of_text
+        self.fresh = fresh
+
+    @property
+    def n_predicted(self) -> int:
+        """Tokens predicted in a pass over all windows."""
+        return len(self.tokens) - 1
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return 1 + -(-(self.n_predicted - self.context) // self.fresh)
+
+    def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
+        """Return `input_ids`, `targets` and, unless documents are joined, `segment_ids` of one window, (context,)."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        index %= len(self)
+        start = min(index * self.fresh, self.n_predicted - self.context)
+        window = {
+            name: row[0] for name, row in samples_at(self.tokens, [start], self.context, self.end_of_text).items()
+        }
+        if index > 0:
+            predicted_before = (index - 1) * self.fresh + self.context
+            window["targets"] = window["targets"].copy()  # it shares memory with what the model reads
+            window["targets"][: predicted_before - start] = IGNORED
+        return window
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Give another process the name of the token file, not a copy of it."""
+        state = dict(self.__dict__)
+        if isinstance(self.tokens, np.memmap) and isinstance(self.tokens.base, mmap):  # a whole file, no part of one
+            state["tokens"] = Path(self.tokens.filename)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Map the token file again."""
+        self.__dict__.update(state)
+        if isinstance(self.tokens, Path):
+            self.tokens = open_tokens(self.tokens)
+
+
+def bits_per_byte(nats: float, part: Part) -> float:
+    """Return what a part costs in bits per byte of its text.
+
+    Parameters
+    ----------
+    nats : float
+        The sum, not the mean, of the cross-entropies of all its tokens, ends of text included.
+    part : Part
+        The text.
+
+    Returns
+    -------
+    float
+        Bits per byte; a model that knows nothing pays 8 and a little more for the ends of text.
+
+    Examples
+    --------
+    >>> from .text import Text
+    >>> bits_per_byte(math.log(2) * 30, Text(Path("text"), n_bytes=10, n_documents=1, sha256="").whole())
+    3.0
+    """
+    return nats / math.log(2) / part.n_bytes
+
+
+def _batches(part: Part, tokenizer: Tokenizer) -> Iterator[NDArray[Any]]:
+    """Yield the tokens of `part`, an end-of-text before the first document and after each."""
+    end = np.asarray([tokenizer.end_of_text])
+    yield end
+    texts: list[str] = []
+    ends: list[bool] = []
+    for text, ends_document in part.pieces(_BATCH):
+        texts.append(text)
+        ends.append(ends_document)
+        if sum(map(len, texts)) >= _BATCH:
+            yield _join(tokenizer.encode_batch(texts), ends, end)
+            texts, ends = [], []
+    if texts:
+        yield _join(tokenizer.encode_batch(texts), ends, end)
+
+
+def _join(pieces: list[NDArray[Any]], ends: list[bool], end: NDArray[Any]) -> NDArray[Any]:
+    """Concatenate pieces, with `end` after those that end a document."""
+    return np.concatenate([array for ids, ended in zip(pieces, ends, strict=True) for array in (ids, end)[: 1 + ended]])
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], n_tokens: int) -> None:
+    """Write the header of a `.npy` file at its beginning; NumPy leaves room in it for the length to grow."""
+    file.seek(0)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (n_tokens,)}
+    np.lib.format.write_array_header_1_0(file, header)

@@ -1,0 +1,1 @@
+"""The Toeplitz operators of a trained model: index, spectra, tables and pictures."""

@@ -1,0 +1,163 @@
+"""Pictures made of rows of panels, as a tall PNG or as a PDF with pages: layout, colours, keys and axes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.figure import Figure
+
+from tmm_core.errors import InputError
+
+__all__ = ["GREY", "colours_of", "draw_key", "draw_rows", "lag_axis", "require_picture", "thin"]
+
+GREY = "#666666"
+# Okabe and Ito's palette, which colour-blind readers tell apart; more curves than it has get a scale.
+_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#9A8B00")
+_WIDTH, _ROW, _TOP, _BOTTOM = 15.0, 2.9, 1.2, 0.15  # inches
+_DPI = 110
+_ROWS_A_PAGE = 4  # of a PDF
+_MOST_ROWS = 200  # of a PNG: the renderer ends at 2^16 pixels
+_KEY_LINES = 12
+
+_STYLE: dict[Any, Any] = {
+    "axes.labelsize": 8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+}
+
+DrawRow = Callable[[Sequence[Axes], Any], None]
+
+
+def require_picture(path: Path, n_rows: int) -> None:
+    """Refuse a picture that cannot be written, before anything is computed for it.
+
+    Raises
+    ------
+    ValueError
+        If the name does not end in `.png` or `.pdf`, or a PNG would need more than 200 rows.
+    FileNotFoundError, IsADirectoryError
+        If there is no folder to write in, or the path is one.
+    """
+    kind = path.suffix.lower()
+    if kind not in (".png", ".pdf"):
+        raise InputError(f"the picture {path} must be a .png or a .pdf: choose another --plot")
+    if path.is_dir():
+        raise IsADirectoryError(f"the picture {path} is a folder: choose another --plot")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} for the picture: make it, or choose another --plot")
+    if n_rows > _MOST_ROWS and kind == ".png":
+        raise InputError(f"{n_rows} rows are too many for one PNG: choose a --plot that ends in .pdf, which has pages")
+
+
+def draw_rows(
+    path: Path, rows: Sequence[Any], draw: DrawRow, *, columns: Sequence[tuple[str, float]], title: str
+) -> None:
+    """Write a picture with a row of panels for each of `rows`.
+
+    Parameters
+    ----------
+    path : Path
+        A PNG, with all rows below each other, or a PDF, with four a page.
+    rows : sequence
+        What each row is drawn from.
+    draw : callable
+        Draws a row, given its panels and an element of `rows`.
+    columns : sequence of (str, float)
+        Heading of each panel, and its share of the width; the first is for the key.
+    title : str
+        Stands above, on at most four lines.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, IsADirectoryError
+        As `require_picture`.
+    OSError
+        If the file cannot be written.
+    """
+    require_picture(path, len(rows))
+    if path.suffix.lower() == ".png":
+        next(_pages([rows], draw, columns, title)).savefig(path, format="png", pil_kwargs={"compress_level": 3})
+        return
+    pages = [rows[first : first + _ROWS_A_PAGE] for first in range(0, len(rows), _ROWS_A_PAGE)]
+    with PdfPages(path) as pdf:
+        for figure in _pages(pages, draw, columns, title):
+            pdf.savefig(figure)
+
+
+def _pages(
+    pages: Sequence[Sequence[Any]], draw: DrawRow, columns: Sequence[tuple[str, float]], title: str
+) -> Iterator[Figure]:
+    """Draw figure after figure; panels stand at fixed inches, as a layout found by drawing takes seconds for 80."""
+    for rows in pages:
+        height = _TOP + _ROW * len(rows) + _BOTTOM
+        figure = Figure(figsize=(_WIDTH, height), dpi=_DPI)
+        figure.text(0.012, 1 - 0.16 / height, title, fontsize=9.5, va="top", linespacing=1.5)
+        for number, row in enumerate(rows):
+            bottom = height - _TOP - _ROW * (number + 1)
+            axes, left = [], 0.012
+            for column, (heading, share) in enumerate(columns):
+                room = 0 if column == 0 else 0.035  # for the labels of an axis
+                place = (left + room, (bottom + 0.5) / height, share - room - 0.01, (_ROW - 0.65) / height)
+                axes.append(_panel(figure, place))
+                if number == 0:
+                    figure.text(place[0], (height - _TOP + 0.02) / height, heading, fontsize=10, fontweight="bold")
+                left += share
+            draw(axes, row)
+        yield figure
+
+
+def _panel(figure: Figure, place: tuple[float, float, float, float]) -> Axes:
+    with matplotlib.rc_context(_STYLE):
+        return figure.add_axes(place)
+
+
+def draw_key(axes: Axes, name: str, texts: Mapping[int, str], colours: Sequence[Any]) -> None:
+    """Name a row and list its heads by number, in their colours.
+
+    A single first one is not numbered. More than there are colours for are counted, by text, the most frequent first.
+    """
+    axes.set_axis_off()
+    axes.text(0, 1, name, fontsize=10, va="top", transform=axes.transAxes)
+    if len(texts) <= len(_PALETTE):
+        lines = [f"head {head}: {text}" if list(texts) != [1] else text for head, text in texts.items()]
+    else:
+        counts = Counter(texts.values()).most_common()
+        lines = [f"{text}: {count} heads" if count > 1 else f"{text}: 1 head" for text, count in counts[:_KEY_LINES]]
+        if len(counts) > _KEY_LINES:
+            lines[-1] = f"others: {sum(count for _, count in counts[_KEY_LINES - 1 :])} heads"
+        colours = [GREY] * len(lines)
+    for i, (line, colour) in enumerate(zip(lines, colours, strict=True)):
+        place = 0.9 - (i + 0.5) * 0.9 / max(len(lines), 8)
+        axes.text(0, place, line, color=colour, fontsize=8, va="center", transform=axes.transAxes)
+
+
+def lag_axis(axes: Axes, k: int, *, edge: float) -> None:
+    """Let lag j stand at j + 1 of a logarithmic axis, which has room for the recent ones."""
+    axes.set_xscale("log")
+    ticks = [lag for lag in (0, 1, 3, 7, 15, 63, 255, 1023, 4095, 16383, 65535) if lag < k]
+    axes.set_xticks([lag + 1 for lag in ticks], [str(lag) for lag in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(edge, k + 0.5)
+    axes.set_xlabel("lag (tokens back)")
+
+
+def colours_of(n: int) -> list[Any]:
+    """Return a colour for each of n curves."""
+    if n <= len(_PALETTE):
+        return list(_PALETTE[:n])
+    return list(0.8 * matplotlib.colormaps["turbo"](np.linspace(0, 1, n))[:, :3])  # darker: its yellow is no ink
+
+
+def thin(n_curves: int, n_points: int) -> dict[str, Any]:
+    """Return a style that keeps many curves of many points apart, as pixels where a PDF would grow by megabytes."""
+    width = 1.3 if n_points <= 1024 else 0.6
+    return {"linewidth": width if n_curves <= 8 else width / 2, "rasterized": n_curves * n_points > 20_000}

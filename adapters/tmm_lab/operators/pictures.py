@@ -1,0 +1,297 @@
+"""Pictures of a model's Toeplitz operators: symbol, lags and singular values, and how a training run moved them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator
+from numpy.typing import NDArray
+
+from tmm_core.index import toeplitz_symbol
+
+from .filters import Filter, Verdict
+from .panels import GREY, colours_of, draw_key, draw_rows, lag_axis, thin
+
+__all__ = ["WHAT_TO_SEE", "WHAT_TO_SEE_OVER_TIME", "plot_over_time", "plot_verdicts"]
+
+WHAT_TO_SEE = (
+    "Each curve is a filter's symbol. It turns clockwise around the origin (+) as often as the index is below 0: index "
+    "0 is invertible, -1 like the shift.\nAs many singular values vanish, tokens that the matrix "
+    "forgets, once n is far beyond the lags; before, as many as there are zeros well inside the circle."
+)
+WHAT_TO_SEE_OVER_TIME = (
+    "Where an index jumps, the symbol's curve has crossed the origin. As many tokens as singular values vanish are "
+    "forgotten by the matrix on n tokens; the shift forgets 1.\n"
+    "Lags that keep their colour from top to bottom were not moved by training."
+)
+
+_BESIDE, _BELOW = 2.3, 2.9  # radii from one symbol to the next
+_MOST_NAMED_ACROSS = 6
+_MOST_POINTS = 1 << 16  # of a curve, unless it may turn half as often
+_BINS = 128  # of angles
+_HEADS_A_ROW = 8
+_MOST_PARTED = 512  # filters whose layers are parted into several rows
+_EPS = float(np.finfo(np.float64).eps)
+
+Row = list[Verdict]
+
+
+def plot_verdicts(path: Path, verdicts: Sequence[Verdict], *, title: str) -> None:
+    """Draw a row a layer: its heads with their indices, symbols, lags, magnitudes and singular values.
+
+    Parameters
+    ----------
+    path : Path
+        A PNG, with all layers below each other, or a PDF, with four rows a page.
+    verdicts : sequence of Verdict
+        From `operators.judge`.
+    title : str
+        Stands above.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, IsADirectoryError
+        As `panels.require_picture`.
+    OSError
+        If the file cannot be written.
+    """
+    two = any(v.filter.product == 2 for v in verdicts)
+    rows = [[verdicts[i] for i in row] for row in _rows([v.filter for v in verdicts])]
+
+    def draw(axes: Sequence[Axes], row: Row) -> None:
+        colours = colours_of(len(row))
+        draw_key(axes[0], _name(row[0].filter, two), {v.filter.head: _index_text(v) for v in row}, colours)
+        finite = [(v, colour) for v, colour in zip(row, colours, strict=True) if v.section is not None]
+        if not finite:
+            for ax in axes[1:]:
+                ax.set_axis_off()
+            axes[1].text(0, 0.5, "no finite lags", transform=axes[1].transAxes, color=GREY)
+            return
+        _draw_symbols(axes[1], finite)
+        _draw_lags(axes[2], finite)
+        _draw_magnitudes(axes[3], finite)
+        _draw_singular_values(axes[4], finite)
+
+    columns = [
+        ("index", 0.085),
+        ("symbol of each head", 0.225),
+        ("lags", 0.235),
+        ("magnitude of the symbol", 0.22),
+        ("singular values", 0.218),
+    ]
+    draw_rows(path, rows, draw, columns=columns, title=f"{title}\n{WHAT_TO_SEE}")
+
+
+def plot_over_time(
+    path: Path,
+    steps: Sequence[int],
+    filters: Sequence[Sequence[Filter]],
+    indices: NDArray[Any],
+    vanishing: NDArray[Any],
+    *,
+    title: str,
+) -> None:
+    """Draw a row a layer: over the steps of a run each head's index, vanishing singular values, and lags.
+
+    Parameters
+    ----------
+    path : Path
+        A PNG or a PDF, as for `plot_verdicts`.
+    steps : sequence of int
+        Optimiser steps, ascending.
+    filters : sequence of sequences of Filter
+        At each step, all filters of the model.
+    indices : array of float, (steps, filters)
+        Fredholm indices; NaN where there is none.
+    vanishing : array of float, (steps, filters)
+        Singular values that vanish, from `operators.vanishing`; NaN where it is not known.
+    title : str
+        Stands above.
+
+    Raises
+    ------
+    ValueError, FileNotFoundError, IsADirectoryError, OSError
+        As `plot_verdicts`.
+    """
+    two = any(f.product == 2 for f in filters[0])
+    rows = _rows(filters[0])
+    lags = np.stack([[f.diagonal for f in now] for now in filters])  # (steps, filters, k)
+
+    def draw(axes: Sequence[Axes], row: list[int]) -> None:
+        colours = colours_of(len(row))
+        texts = {filters[0][i].head: f"{_whole(indices[0, i])} to {_whole(indices[-1, i])}" for i in row}
+        draw_key(axes[0], _name(filters[0][row[0]], two), texts, colours)
+        for ax, numbers in zip(axes[1:3], (indices, vanishing), strict=True):
+            for place, (i, colour) in enumerate(zip(row, colours, strict=True)):
+                aside = 0.3 * (place / max(len(row) - 1, 1) - 0.5)  # heads of one number stand beside each other
+                ax.plot(steps, numbers[:, i] + aside, color=colour, marker="o", markersize=3, linewidth=1)
+            ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.set_xlabel("step")
+        _draw_lags_over_time(axes[3], lags[:, row], [filters[0][i].head for i in row])
+
+    columns = [
+        ("index", 0.11),
+        ("index at each evaluation", 0.265),
+        ("singular values that vanish", 0.235),
+        ("lags of each head, over their largest; time runs down", 0.375),
+    ]
+    draw_rows(path, rows, draw, columns=columns, title=f"{title}\n{WHAT_TO_SEE_OVER_TIME}")
+
+
+def _rows(filters: Sequence[Filter]) -> list[list[int]]:
+    """Return which filters share a row: those of a layer, but no more than a reader tells apart where rows are few."""
+    layers = [
+        list(group) for _, group in groupby(range(len(filters)), lambda i: (filters[i].layer, filters[i].product))
+    ]
+    if len(filters) > _MOST_PARTED:
+        return layers
+    return [layer[first : first + _HEADS_A_ROW] for layer in layers for first in range(0, len(layer), _HEADS_A_ROW)]
+
+
+def _draw_symbols(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
+    """Draw each symbol around an origin of its own, over its largest value: the index does not see scale."""
+    width, height = axes.get_window_extent().size
+    # As large as possible: as many beside each other as makes the smaller of the two scales largest.
+    across = max(
+        range(1, len(row) + 1), key=lambda a: min(width / (_BESIDE * a), height / (_BELOW * -(-len(row) // a)))
+    )
+    down = -(-len(row) // across)
+    places = np.arange(len(row))
+    origins = _BESIDE * (places % across) - 1j * _BELOW * (places // across)
+    circle = np.append(np.exp(1j * np.linspace(0, 2 * math.pi, 100)), np.nan)  # a gap before the next one
+    circles = (origins[:, None] + circle).ravel()
+    axes.plot(circles.real, circles.imag, color="#cccccc", linewidth=0.5, zorder=1)
+    for origin, (v, colour) in zip(origins, row, strict=True):
+        a = _symbol(v.filter.diagonal)
+        a = origin + a / (np.abs(a).max() or 1.0)
+        style = thin(len(row), len(a))
+        style["linewidth"] /= math.sqrt(across)
+        axes.plot(a.real, a.imag, color=colour, **style)
+        if across <= _MOST_NAMED_ACROSS:
+            axes.text(
+                origin.real, origin.imag + 1.08, _index_text(v), fontsize=8, color=colour, ha="center", va="bottom"
+            )
+    for colour, size, width in (("white", 22 / across + 3, 3.6), ("black", 22 / across, 1.6)):
+        axes.plot(
+            origins.real,
+            origins.imag,
+            marker="+",
+            linestyle="none",
+            color=colour,
+            markersize=size,
+            markeredgewidth=width,
+            zorder=4,
+        )
+    axes.set_aspect("equal")
+    axes.set_xlim(-_BESIDE / 2, _BESIDE * (across - 0.5))
+    axes.set_ylim(_BELOW / 2 - _BELOW * down - 0.2, _BELOW / 2 + 0.2)
+    axes.set_axis_off()
+
+
+def _draw_lags(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
+    for v, colour in row:
+        w = v.filter.diagonal
+        axes.plot(
+            np.arange(1, len(w) + 1), w, color=colour, marker="." if len(w) <= 64 else None, **thin(len(row), len(w))
+        )
+    axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
+    lag_axis(axes, max(len(v.filter.diagonal) for v, _ in row), edge=0.9)
+    axes.margins(y=0.08)
+
+
+def _draw_magnitudes(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
+    """Draw the magnitudes from angle 0 to pi; where they vary too fast to be drawn, their least and greatest values."""
+    lowest, highest = math.inf, 0.0
+    for v, colour in row:
+        a = np.abs(_symbol(v.filter.diagonal))
+        half = a[: len(a) // 2]  # real lags: the other half mirrors it
+        bins = half.reshape(min(len(half), _BINS), -1)
+        least, greatest = bins.min(axis=1), bins.max(axis=1)
+        places = (np.arange(len(bins)) + 0.5) / len(bins)
+        axes.fill_between(places, least, greatest, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(places, np.where(least > 0, least, np.nan), color=colour, linewidth=0.9)
+        lowest, highest = min(lowest, float(least.min())), max(highest, float(greatest.max()))
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=4))
+    axes.yaxis.set_major_formatter("{x:g}")
+    if highest > 0:
+        axes.set_ylim(max(lowest, 1e-12 * highest) / 1.5, highest * 1.5)
+    axes.set_xlim(0, 1)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "π/4", "π/2", "3π/4", "π"])
+    axes.set_xlabel("frequency (radians per token)")
+
+
+def _draw_singular_values(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
+    """Draw singular values from the smallest on, on a logarithmic axis that shows the few that an index is about."""
+    sections = [v.section for v, _ in row if v.section is not None]
+    n = sections[0].n
+    largest = max((s.largest for s in sections if not math.isnan(s.largest)), default=0.0) or 1.0
+    band = n * _EPS * largest
+    floor, lowest = 1e-3 * band, largest
+    for section, (_, colour) in zip(sections, row, strict=True):
+        values = section.singular_values
+        if values is None:
+            places, rising = np.asarray([1, n]), np.asarray([section.smallest, section.largest])
+        else:
+            places, rising = np.arange(1, n + 1), values[::-1]
+        axes.plot(places, np.maximum(rising, floor), color=colour, marker=".", markersize=3, **thin(len(row), n))
+        lowest = float(np.fmin(lowest, rising[0]))  # NaN where it was not found
+    axes.set_yscale("log")
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.yaxis.set_major_formatter("{x:g}")  # typesetting powers of ten would take seconds for 16 layers
+    if lowest <= band:
+        axes.axhspan(floor / 3, band, color="#dddddd", zorder=0, linewidth=0)
+        axes.text(0.98, 0.03, "0 in float64", transform=axes.transAxes, ha="right", fontsize=7.5, color=GREY)
+    axes.set_ylim(floor / 3 if lowest <= band else lowest / 1.5, largest * 1.8)
+    axes.set_xlim(0.9, max(n, 2) * 1.1)
+    ends = "" if sections[0].singular_values is not None else ", the two ends alone"
+    axes.set_xlabel(f"k-th smallest of n = {n}{ends}")
+
+
+def _draw_lags_over_time(axes: Axes, lags: NDArray[Any], heads: Sequence[int]) -> None:
+    """Draw the lags (steps, heads, k): a band a head, in which time runs down."""
+    n_steps, n_heads, k = lags.shape
+    lags = np.where(np.isfinite(lags), lags, np.nan)
+    largest = np.abs(np.nan_to_num(lags)).max(axis=(0, 2), keepdims=True)
+    shown = (lags / np.where(largest > 0, largest, 1)).transpose(1, 0, 2).reshape(-1, k)
+    # Lag j spans [j + 1/2, j + 3/2) here: a logarithmic axis has no zero.
+    axes.pcolormesh(
+        np.arange(k + 1) + 0.5, np.arange(len(shown) + 1), shown, cmap="RdBu_r", vmin=-1, vmax=1, rasterized=True
+    )
+    lag_axis(axes, k, edge=0.5)
+    for head in range(1, n_heads):
+        axes.axhline(head * n_steps, color="black", linewidth=0.5)
+    every = -(-n_heads // 16)
+    axes.set_yticks((np.arange(0, n_heads, every) + 0.5) * n_steps, list(map(str, heads[::every])))
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylabel("head", labelpad=5)
+    axes.invert_yaxis()
+
+
+def _symbol(w: NDArray[Any]) -> NDArray[Any]:
+    """Return the symbol on a closed circle, at as many angles as its curve takes to look smooth."""
+    turns = 2 ** math.ceil(math.log2(len(w)))  # at most
+    a = toeplitz_symbol(w, points=max(512, min(16 * turns, _MOST_POINTS), 2 * turns))
+    return np.append(a, a[0])
+
+
+def _name(f: Filter, two_products: bool) -> str:
+    """Return what to call a filter's layer."""
+    return f"layer {f.layer}" + (f", T{f.product}" if two_products else "")
+
+
+def _index_text(v: Verdict) -> str:
+    return "no index" if v.index.index is None else str(v.index.index)
+
+
+def _whole(value: float) -> str:
+    return "none" if math.isnan(value) else f"{value:.0f}"

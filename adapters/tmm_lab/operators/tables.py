@@ -1,0 +1,122 @@
+"""Tables of a model's Toeplitz operators, in words and as JSON."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tmm_core import TMMConfig
+
+from .filters import Filter, Verdict
+
+__all__ = ["place", "plain", "print_table", "size_of", "summary_of", "table_over_time", "verdict_table"]
+
+
+def verdict_table(verdicts: Sequence[Verdict], config: TMMConfig) -> list[list[str]]:
+    """Return the table, the heading first; what it cannot say of a filter it says why."""
+    heading = ["index", "margin", "certified", "rank", "condition", "inverse/lag", "lag", "energy", ""]
+    rows = [[*_place_names(config), *heading]]
+    for v in verdicts:
+        index = [_index_cell(v.index.index), f"{v.index.margin:.2g}", "yes" if v.index.certified else "no"]
+        cells = ["-"] * 5
+        if v.section is not None:
+            s = v.section
+            beyond = math.isinf(s.condition)
+            rank = str(s.rank) if s.rank is not None else f"< {s.n}" if beyond else "-"
+            bound = f"> {1 / (s.n * sys.float_info.epsilon):.0e}"
+            condition = bound if beyond else "-" if math.isnan(s.condition) else f"{s.condition:.2g}"
+            energy = "-" if math.isnan(v.share) else f"{v.share:.1%}"
+            cells = [rank, condition, f"x {v.growth:.3g}", str(v.lag), energy]
+        rows.append([*_place_cells(v.filter, config), *index, *cells, v.reason])
+    return rows
+
+
+def table_over_time(
+    filters: Sequence[Filter],
+    steps: Sequence[int],
+    indices: Sequence[Sequence[int | None]],
+    shown: Sequence[int],
+    config: TMMConfig,
+) -> list[list[str]]:
+    """Return a row a filter with its index at those evaluations that are shown, the heading first."""
+    rows = [[*_place_names(config), *(str(steps[t]) for t in shown)]]
+    for i, f in enumerate(filters):
+        rows.append([*_place_cells(f, config), *(_index_cell(indices[t][i]) for t in shown)])
+    return rows
+
+
+def plain(v: Verdict) -> dict[str, Any]:
+    """Return a verdict as JSON has it: what is infinite, or not known, is null."""
+    section = v.section
+    numbers = {
+        "rank": None if section is None else section.rank,
+        "condition": None if section is None else section.condition,
+        "largest_singular_value": None if section is None else section.largest,
+        "smallest_singular_value": None if section is None else section.smallest,
+        "inverse_growth": v.growth,
+        "dominant_lag": v.lag,
+        "dominant_share": v.share,
+    }
+    index = {"index": v.index.index, "margin": v.index.margin, "certified": v.index.certified, "reason": v.index.reason}
+    known = {name: x if x is not None and math.isfinite(x) else None for name, x in numbers.items()}
+    return {**place(v.filter), **index, **known, "missing": "" if section is None else section.missing}
+
+
+def place(f: Filter) -> dict[str, int]:
+    """Return where a filter stands in its model, by name."""
+    return {"layer": f.layer, "product": f.product, "head": f.head}
+
+
+def _place_names(config: TMMConfig) -> list[str]:
+    return ["layer", *(["T"] if config.mix_layers == 2 else []), "head"]
+
+
+def _place_cells(f: Filter, config: TMMConfig) -> list[str]:
+    return [str(f.layer), *([str(f.product)] if config.mix_layers == 2 else []), str(f.head) if config.n_heads else "-"]
+
+
+def _index_cell(index: int | None) -> str:
+    return "none" if index is None else str(index)
+
+
+def size_of(config: TMMConfig) -> str:
+    """Return how many filters a model has, of how many lags."""
+    each = f"{config.n_heads} heads" if config.n_heads else "one filter"
+    kernel = (
+        f", kernels over {config.kernel_size} channels judged by their own channel's" if config.kernel_size > 1 else ""
+    )
+    products = " and two products" if config.mix_layers == 2 else ""
+    return f"{config.n_layers} layers of {each}{products}, {config.lags} lags{kernel}"
+
+
+def summary_of(indices: Sequence[int | None], vanishing: Sequence[int | None]) -> str:
+    """Return how many filters have which index, and how many have how many singular values that vanish.
+
+    >>> summary_of([-1, 0, -1, None], [1, 0, 1, None])
+    'index of 4 filters: 0 in 1, -1 in 2, none in 1; singular values that vanish: 0 in 1, 1 in 2, unknown in 1'
+    """
+    filters = f"{len(indices)} filter{'s'[: len(indices) != 1]}"
+    return f"index of {filters}: {_counts(indices)}; singular values that vanish: {_counts(vanishing, 'unknown')}"
+
+
+def _counts(numbers: Sequence[int | None], missing: str = "none") -> str:
+    """Return how often each number is there, those nearest to 0 first; beyond six of them the others as a range."""
+    counts = Counter(numbers)
+    known = sorted((i for i in counts if i is not None), key=abs)
+    parts = [f"{i} in {counts[i]}" for i in known]
+    if len(known) > 6:
+        parts = [*parts[:5], f"{known[5]} to {known[-1]} in {sum(counts[i] for i in known[5:])}"]
+    parts += [f"{missing} in {counts[None]}"] if None in counts else []
+    return ", ".join(parts)
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print columns of numbers, on the right; a last column without a heading holds words, on the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    if rows[0][-1] == "":
+        widths[-1] = 0
+    for row in rows:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,94 @@
+"""The text of a run as the files that training reads: documents, tokenizer, tokens; made once and opened again."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from tmm_adapters.tokenizers import ByteTokenizer, Tokenizer, check_fits, load_tokenizer, train_tokenizer
+from tmm_core import TMMConfig
+from tmm_core.errors import InputError
+
+from ..data.config import Source
+from ..data.text import Part, Text, open_text, write_text
+from ..data.tokens import write_tokens
+from .runs import Run
+
+__all__ = ["Data", "fitting", "open_data", "prepare_data"]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A text, its parts, and their tokens, mapped into memory."""
+
+    text: Text
+    training: Part
+    held_out: Part
+    tokenizer: Tokenizer
+    training_tokens: NDArray[Any]
+    held_out_tokens: NDArray[Any]
+
+
+def prepare_data(run: Run, source: Source) -> Data:
+    """Write the text of `source`, its tokenizer and its tokens into the run's folder."""
+    run.data.mkdir(exist_ok=True)
+    text = write_text(source.documents(), run.data / "text")
+    if source.tokenizer is not None:
+        tokenizer = load_tokenizer(source.tokenizer)
+    elif source.vocab is not None:
+        tokenizer = train_tokenizer(text.split(source.held_out_bytes)[0], source.vocab)
+    else:
+        tokenizer = ByteTokenizer()
+    tokenizer.save(run.folder)
+    return _tokenized(run, source, text, tokenizer)
+
+
+def open_data(run: Run, source: Source) -> Data:
+    """Open what `prepare_data` wrote; tokens that are missing are written again, and are the same.
+
+    Raises
+    ------
+    ValueError
+        If the text or the tokenizer is missing or damaged.
+    """
+    path = run.data / "text"
+    try:
+        text = open_text(path)
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != text.sha256:
+                raise InputError(f"text file {path} is damaged: its hash is not the one that was noted")
+        return _tokenized(run, source, text, load_tokenizer(run.folder))
+    except (FileNotFoundError, ValueError) as error:
+        raise InputError(
+            f"the text of the run cannot be used ({error}): bring {run.data} back from a copy, or begin a new run; "
+            f"what was trained so far still serves tmm generate {run.folder}"
+        ) from error
+
+
+def fitting(config: TMMConfig, tokenizer: Tokenizer, *, given: bool) -> TMMConfig:
+    """Return `config` with the tokenizer's vocabulary, or as it is where the user gave its `vocab_size`.
+
+    Raises
+    ------
+    ValueError
+        If the tokenizer has more ids than the `vocab_size` given.
+    """
+    if not given:
+        config = TMMConfig.from_dict({**config.to_dict(), "vocab_size": tokenizer.vocab_size})
+    check_fits(tokenizer, config)
+    return config
+
+
+def _tokenized(run: Run, source: Source, text: Text, tokenizer: Tokenizer) -> Data:
+    training, held_out = text.split(source.held_out_bytes)
+    return Data(
+        text,
+        training,
+        held_out,
+        tokenizer,
+        write_tokens(training, tokenizer, run.data / "training.npy"),
+        write_tokens(held_out, tokenizer, run.data / "held_out.npy"),
+    )

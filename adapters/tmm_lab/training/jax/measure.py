@@ -1,0 +1,135 @@
+"""A model in JAX, to be measured and to write."""
+
+# mypy: allow-untyped-calls
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from tmm_adapters.jax import from_params, loss
+from tmm_adapters.jax.generation import new_tokens
+from tmm_adapters.jax.model import Precision
+from tmm_adapters.pretrained import load_params
+from tmm_adapters.tokenizers import Tokenizer
+from tmm_core import TMMConfig
+from tmm_core._dispatch.registry import chosen_backend
+from tmm_core.lm import IGNORED
+
+from ...evaluation.measure import Batch
+from .devices import devices_of
+
+__all__ = ["JaxModel", "open_model"]
+
+_AT_A_TIME = 8  # tokens: enough to keep the device busy, few enough to be read as they come
+
+
+class JaxModel:
+    """Parameters in JAX.
+
+    Parameters
+    ----------
+    params : mapping of names to arrays
+        On one device, or shared by those of `mesh`.
+    config : TMMConfig
+        The model.
+    rows : int
+        Of a batch; smaller ones are filled up to it, so that a program is compiled for one shape only.
+    precision : {"float32", "bfloat16"}
+        As in `tmm_adapters.jax.apply`.
+    mesh : jax.sharding.Mesh, optional
+        Devices that share batches.
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Array],
+        config: TMMConfig,
+        *,
+        rows: int = 1,
+        precision: Precision = "float32",
+        mesh: Mesh | None = None,
+    ) -> None:
+        """Measure `params`."""
+        self.params = params
+        self.config = config
+        self._rows = rows
+        self._precision = precision
+        self._mesh = mesh
+
+    def nats(self, batch: Batch) -> float:
+        """Return the summed cross-entropy (nats) of the targets of a batch."""
+        lacking = max(0, self._rows - len(batch["targets"]))
+        filled = {name: np.pad(array, ((0, lacking), (0, 0)), mode="edge") for name, array in batch.items()}
+        filled["targets"][len(batch["targets"]) :] = IGNORED
+        mean = _mean_nats(
+            self.params,
+            filled.pop("input_ids"),
+            config=self.config,
+            batch=filled,
+            precision=self._precision,
+            mesh=self._mesh,
+            backend=chosen_backend(),
+        )
+        return float(mean) * int((batch["targets"] != IGNORED).sum())
+
+    def continued(
+        self,
+        prompts: Sequence[Sequence[int]],
+        n_tokens: int,
+        *,
+        stop_token: int,
+        seed: int,
+        temperature: float,
+        top_k: int | None,
+        top_p: float,
+    ) -> Generator[list[int]]:
+        """Yield up to `n_tokens` times the next token of each prompt; see `measure.Model`."""
+        # What devices share whole is on the first of them, and a few sequences are not worth sharing.
+        params = {name: p.addressable_data(0) for name, p in self.params.items()}
+        longest = max(map(len, prompts))
+        ids = np.asarray([[stop_token] * (longest - len(row)) + list(row) for row in prompts])
+        mask = np.asarray([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
+        for tokens in new_tokens(
+            params,
+            ids,
+            self.config,
+            n_tokens,
+            attention_mask=mask,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed % (1 << 64),
+            stop_token=stop_token,
+            at_a_time=_AT_A_TIME,
+            end_where_full=True,
+            precision=self._precision,
+        ):
+            yield from tokens.T.tolist()
+
+
+def open_model(folder: Path, *, device: str) -> tuple[JaxModel, Tokenizer]:
+    """Return the model in a model folder, ready to use, and its tokenizer.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing.
+    ValueError
+        If a file is damaged, the weights are not those of the configuration, the tokenizer does not fit, or the device
+        is not there.
+    """
+    params, config, tokenizer = load_params(folder)
+    where = devices_of(device)[0]
+    return JaxModel(jax.device_put(from_params(params, config), where), config, rows=8), tokenizer
+
+
+@functools.partial(jax.jit, static_argnames=("config", "precision", "mesh", "backend"))
+def _mean_nats(params: Any, input_ids: Any, *, config: TMMConfig, batch: Any, **how: Any) -> Array:
+    return loss(params, input_ids, config, **batch, **how)

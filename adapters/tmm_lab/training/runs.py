@@ -1,0 +1,266 @@
+"""The folder of a training run: where things are, what the run was told, and what it measured.
+
+run.json            what the run was told: model, options, text; the step count; whether it is finished
+tokenizer.json      unless tokens are bytes
+data/               the text as tokens, memory-mapped
+checkpoints/        step-00000100, …, each a model folder with the optimiser's state
+lags/               step-00000100.safetensors, …, the lags at every evaluation
+metrics.jsonl       losses and held-out bits per byte, a line a record
+samples.txt         what the model wrote at every evaluation
+model/              the trained model, once finished
+training.png        the curve and the lags, once finished
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tmm_adapters.pretrained import is_model, require_empty
+from tmm_core import TMMConfig
+from tmm_core.errors import InputError
+
+from ..data.config import Source
+from ..data.text import written_aside
+from .checkpoints import newest_intact
+from .options import TrainingOptions
+
+__all__ = ["Run", "model_folder", "newest_run", "run_of"]
+
+RUNS = Path("runs")
+DESCRIPTION = "run.json"
+FORMAT, VERSION = "tmm-run", 1
+_DESCRIBED: dict[str, Callable[[Any], bool]] = {
+    "preset": lambda value: isinstance(value, str),
+    "config": lambda value: isinstance(value, dict),
+    "source": lambda value: isinstance(value, dict),
+    "options": lambda value: isinstance(value, dict),
+    "steps": lambda value: value is None or (isinstance(value, int) and value >= 1),
+    "yardsticks": lambda value: isinstance(value, dict) and all(isinstance(x, float) for x in value.values()),
+    "started": lambda value: isinstance(value, float),
+    "finished": lambda value: isinstance(value, bool),
+}
+
+
+class Run:
+    """One training run and its folder."""
+
+    def __init__(self, folder: Path, description: dict[str, Any]) -> None:
+        """Make the object; `Run.create` and `Run.open` are the ways to get one."""
+        self.folder = folder
+        self.description = description
+        self.checkpoints = folder / "checkpoints"
+        self.data = folder / "data"
+        self.lags = folder / "lags"
+        self.metrics = folder / "metrics.jsonl"
+        self.model = folder / "model"
+        self.plot = folder / "training.png"
+        self.samples = folder / "samples.txt"
+        self.tokenizer = folder / "tokenizer.json"
+
+    @classmethod
+    def create(cls, out: Path | None, preset: str) -> Run:
+        """Make the folder of a new run: `out`, or `runs/<preset>-<time>`.
+
+        Raises
+        ------
+        FileExistsError
+            If `out` is not empty.
+        OSError
+            If the folder cannot be made.
+        """
+        if out is not None:
+            require_empty(out)
+            run = cls(out, {})
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+                run.data.mkdir()  # by one process only, where several begin at the same moment
+            except FileExistsError as error:
+                raise FileExistsError(f"{out} is not empty: another run has just begun in it") from error
+            except OSError as error:
+                raise _cannot_make(out, error) from error
+            return run
+        stem, attempt = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}", 1
+        while True:
+            folder = RUNS / (stem if attempt == 1 else f"{stem}-{attempt}")
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:  # two runs that began in the same second
+                attempt += 1
+            except OSError as error:
+                raise _cannot_make(folder, error) from error
+            else:
+                return cls(folder, {})
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Return the run in `folder`.
+
+        Raises
+        ------
+        FileNotFoundError
+            If it is not the folder of a run.
+        ValueError
+            If its description is damaged.
+        """
+        path = folder / DESCRIPTION
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}: check the path")
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} is not the folder of a run: it has no {DESCRIPTION}; check the path")
+        try:
+            description = json.loads(path.read_text(encoding="utf-8"))
+            known = (description.pop("format"), description.pop("version")) == (FORMAT, VERSION)
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise InputError(
+                f"{path} is damaged ({error}): the run cannot be used; its models are in {folder}"
+            ) from error
+        if not known:
+            raise InputError(f"{path} was written by another version: update tmm-core")
+        wrong = [name for name, fits in _DESCRIBED.items() if name not in description or not fits(description[name])]
+        if wrong:
+            found = repr(description[wrong[0]]) if wrong[0] in description else "missing"
+            raise InputError(f"{path} is damaged: {wrong[0]!r} is {found}; the run cannot be used: begin a new one")
+        return cls(folder, description)
+
+    def described(self) -> tuple[TMMConfig, Source, TrainingOptions]:
+        """Return the model, the text and the options of the run.
+
+        Raises
+        ------
+        ValueError
+            If the description, a file that people may edit, tells of none.
+        """
+        config, source, options = (self.description[name] for name in ("config", "source", "options"))
+        try:
+            return TMMConfig.from_dict(config), Source.from_dict(source), TrainingOptions.from_dict(options)
+        except (TypeError, ValueError, KeyError) as error:
+            raise InputError(
+                f"{self.folder / DESCRIPTION} describes no run that can be used ({error}): restore it, "
+                "or begin a new run"
+            ) from error
+
+    def describe(self, **changes: Any) -> None:
+        """Change the description on the disk; it is there whole at every moment."""
+        self.description |= changes
+        path = self.folder / DESCRIPTION
+        with written_aside(path) as file:
+            file.write(
+                json.dumps({"format": FORMAT, "version": VERSION, **self.description}, indent=2).encode() + b"\n"
+            )
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Keep the run to this process while the block lasts; the system sees to it that no kill leaves it occupied.
+
+        Raises
+        ------
+        ValueError
+            If another process trains it: two would remove each other's checkpoints.
+        """
+        if sys.platform == "win32":  # has no such locks of folders
+            yield
+            return
+        import fcntl
+
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(
+                    f"the run {self.folder} is being trained by another process: let it end, or stop it first"
+                ) from error
+            except OSError:  # some file systems of networks have no locks
+                pass
+            yield
+        finally:
+            os.close(handle)
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Add a line to `metrics.jsonl`."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the lines of `metrics.jsonl`; those that were cut short or damaged are left out."""
+        if not self.metrics.is_file():
+            return []
+        found = []
+        for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                record = json.loads(line)
+            except ValueError:  # the process was killed while it wrote
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                found.append(record)
+        return found
+
+    def logged_lags(self) -> dict[int, Path]:
+        """Return the files of `lags/` by step, ascending."""
+        steps = {path.stem.removeprefix("step-"): path for path in self.lags.glob("step-*.safetensors")}
+        return {int(step): steps[step] for step in sorted(filter(str.isdecimal, steps), key=int)}
+
+    def forget_after(self, step: int) -> None:
+        """Drop records of steps after `step`: a resumed run makes them again."""
+        kept = [record for record in self.records() if record["step"] <= step]
+        with written_aside(self.metrics) as file:
+            file.write("".join(json.dumps(record) + "\n" for record in kept).encode())
+
+
+def _cannot_make(folder: Path, error: OSError) -> OSError:
+    return OSError(f"cannot make the folder {folder} ({error.strerror}): choose another --out")
+
+
+def newest_run(root: Path = RUNS) -> Run:
+    """Return the run in `root` that began last.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
+    runs = [Run.open(path.parent) for path in root.glob(f"*/{DESCRIPTION}")]
+    if not runs:
+        raise FileNotFoundError(f"there is no run in {root.absolute()}: start one (tmm train), or name a folder")
+    return max(runs, key=lambda run: (run.description.get("started", 0.0), run.folder.name))
+
+
+def run_of(model: Path) -> Run | None:
+    """Return the run that the model folder `model` belongs to, or None."""
+    for folder in (model.parent, model.parent.parent):  # the trained model, or a checkpoint
+        if (folder / DESCRIPTION).is_file():
+            return Run.open(folder)
+    return None
+
+
+def model_folder(folder: Path | None) -> Path:
+    """Return the model folder that `folder` stands for: itself, or the newest model of a run; None is the newest run.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no model in it.
+    """
+    if folder is not None and not (folder / DESCRIPTION).is_file():
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}: check the path")
+        if not is_model(folder):
+            raise FileNotFoundError(f"{folder} is neither the folder of a run nor of a model: it has no config.json")
+        return folder
+    run = newest_run() if folder is None else Run.open(folder)
+    if is_model(run.model):
+        return run.model
+    checkpoint, skipped = newest_intact(run.checkpoints)
+    if checkpoint is None:
+        wrong = f" ({'; '.join(skipped)})" if skipped else ""
+        raise FileNotFoundError(
+            f"{run.folder} has no intact checkpoint yet{wrong}: train longer, or name another folder"
+        )
+    return checkpoint

@@ -1,0 +1,154 @@
+"""The laws over the CuPy engine where there is no GPU: by NumPy in place of its kernels, and by those on a CPU."""
+
+import functools
+
+import numpy as np
+import pytest
+from conftest import library_or_skip
+from support import cupy_emulation
+
+from tmm_core._dispatch import registry
+from tmm_core.backend import Backend
+from tmm_core.testing import LAWS, numpy_library
+from tmm_core.testing.oracles import dense_correlation, dense_product
+from tmm_core.testing.products import (
+    check_correlations,
+    check_independence,
+    check_non_finite,
+    check_non_finite_correlation,
+    check_products,
+    check_range,
+    check_segments,
+    check_shapes,
+)
+
+pytest.importorskip("cupy", reason="cupy is not installed")
+from support.cupy_in_numpy import HostEngine, Twin
+
+from tmm_backends._cupy import engine, gpu
+from tmm_backends._cupy.operations import FAR
+from tmm_backends._cupy.pieces import pieces
+
+# Each kernel is compiled for each set of dtypes: these laws need few.
+BY_KERNELS = (check_products, check_correlations, check_segments, check_non_finite, check_non_finite_correlation,
+              check_range, check_shapes)  # fmt: skip
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """Register an engine under the name of a library that is there."""
+
+    class Entry:
+        name, dist, value = "json", None, "tests:json"
+
+    def add(operations):
+        Entry.load = lambda: Backend("json", "1", ("cpu",), "NumPy arrays", HostEngine(operations))
+        known = {**registry._registered(), "json": Entry}
+        monkeypatch.setattr(registry, "_registered", lambda: known)
+
+    registry.get_backend.cache_clear()
+    yield add
+    registry.get_backend.cache_clear()
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_law_by_numpy(law, register):
+    register(Twin())
+    law(library_or_skip("numpy-bfloat16"), "json")
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """Return the operations of a GPU, on a CPU."""
+    if cupy_emulation.COMPILER is None:
+        pytest.skip("no compiler of C++ here")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "cupy", cupy_emulation.CuPy())
+        patch.setattr(gpu, "_plans", gpu.functools.cache(gpu._plans.__wrapped__))
+        yield gpu.Gpu()
+
+
+@pytest.mark.parametrize("law", BY_KERNELS)
+def test_law_by_kernels(law, kernels, register):
+    register(kernels)
+    law(numpy_library(), "json")
+
+
+@pytest.mark.parametrize("law", [check_products, check_correlations, check_segments, check_independence])
+def test_law_by_small_pieces(law, register, monkeypatch):
+    monkeypatch.setattr(engine, "pieces", functools.partial(pieces, most=600))
+    monkeypatch.setattr(engine, "ENTRIES", 600)
+    register(Twin())
+    law(numpy_library(), "json")
+
+
+def test_rows_of_documents_out_of_order_are_nan():
+    ids = np.asarray([[0, 0, 1, 1], [0, 1, 0, 1]])
+    w, x = np.ones((1, 1, 2)), np.ones((2, 4, 3))
+    host = HostEngine(Twin())
+    for adjoint in (False, True):
+        y = host.matmul(w, x, adjoint=adjoint, exact=False, segment_ids=ids)
+        assert np.isnan(y[1]).all()
+        assert np.isfinite(y[0]).all()
+    for rows in (slice(0, 1), slice(0, 2)):
+        options = {"lags": 3, "heads": 1, "kernel": 1, "exact": False, "segment_ids": ids[rows]}
+        assert np.isnan(host.correlate(x[rows], x[rows], **options)).all() == (rows.stop == 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+def test_kernels_do_what_numpy_does(dtype, kernels):
+    rng = np.random.default_rng(0)
+    exponents = rng.integers(-8, 8, 150) if dtype == "float16" else rng.integers(-30, 30, 150)
+    signals = (rng.standard_normal((2, 150, 2, 3)) * 2.0 ** exponents[:, None, None]).astype(dtype)
+    signals = signals.transpose(1, 0, 2, 3)  # with strides, as signals have
+    signals[[3, 70, 149], 0, 0, 1] = np.inf
+    signals[:, 1, 1, 2] = 0
+    twin, real, buffer = Twin(), np.dtype("float32"), np.dtype("complex64")
+    turn = dtype != "complex64"
+    for last in (False, True):
+        surveys = [operations.survey(signals, real, last=last) for operations in (twin, kernels)]
+        for name in ("exponents", "nearest", "marks"):
+            np.testing.assert_array_equal(*(getattr(survey, name) for survey in surveys), err_msg=name)
+        np.testing.assert_allclose(surveys[0].norms, surveys[1].norms, rtol=1e-5)
+        first = np.asarray([FAR, 120], np.int32)
+        spoiled = []
+        for operations, survey in zip((twin, kernels), surveys, strict=True):
+            y = operations.turned(signals, survey.exponents, 160, buffer, turn=turn)
+            out = np.zeros_like(signals)
+            noise = np.zeros(survey.exponents.shape, real)
+            operations.signal(y, out, survey.exponents, noise, turn=turn)
+            operations.spoil(out, signals, survey, first, None, 20, 2, adjoint=not last)
+            spoiled.append(out)
+        rounding = {"rtol": 2e-3, "atol": 2.0**-23} if dtype == "float16" else {"rtol": 1e-5, "atol": 0}
+        np.testing.assert_allclose(*spoiled, **rounding)
+        assert np.isnan(spoiled[0]).any()
+        there = np.isfinite(spoiled[0]) & np.isfinite(signals)  # turned there and back, over the length
+        np.testing.assert_allclose(160.0 * spoiled[0][there], signals[there], rounding["rtol"], 160 * rounding["atol"])
+
+
+def test_plans_are_used_again(kernels):
+    buffer = np.ones((8, 3), np.complex64)
+    kernels.transform(buffer, inverse=False)
+    made = cupy_emulation.PlanNd.made
+    kernels.transform(buffer, inverse=True)
+    assert cupy_emulation.PlanNd.made == made
+    np.testing.assert_allclose(buffer, 8, rtol=1e-6)
+    kernels.transform(buffer[:4].copy(), inverse=False)
+    assert cupy_emulation.PlanNd.made == made + 1
+
+
+def test_pieces_of_a_head_read_their_neighbours(monkeypatch):
+    rng = np.random.default_rng(0)
+    w, x, g = rng.standard_normal((1, 3, 50)), rng.standard_normal((2, 50, 20)), rng.standard_normal((2, 50, 20))
+    host = HostEngine(Twin())
+
+    def run():
+        options = {"exact": False, "segment_ids": None}
+        products = [host.matmul(w, x, adjoint=adjoint, **options) for adjoint in (False, True)]
+        return *products, host.correlate(x, g, lags=50, heads=1, kernel=3, **options)
+
+    expected = dense_product(w, x), dense_product(w, x, adjoint=True), dense_correlation(x, g, 50, 1, 3)
+    for most in (1 << 24, 200):  # in one piece, and in three of one row
+        monkeypatch.setattr(engine, "pieces", functools.partial(pieces, most=most))
+        for found, right in zip(run(), expected, strict=True):
+            np.testing.assert_allclose(found, right, atol=1e-12)

@@ -1,0 +1,202 @@
+"""The laws on an NVIDIA GPU, over CuPy arrays, CUDA tensors of Torch, and JAX arrays: `pytest -m gpu`.
+
+A library that cannot use a GPU here is skipped with its reason, or fails where `TMM_TEST_REQUIRE` names it.
+"""
+
+import dataclasses
+import functools
+import os
+
+import numpy as np
+import pytest
+from conftest import COMPLEX, FLOATS, REQUIRED, _jax, _torch
+
+import tmm_core
+from tmm_core.testing import LAWS, STREAMING_LAWS, Library, check_gradients
+from tmm_core.testing.products import check_dtypes, check_products, check_segments, check_shapes
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of the GPU's memory for itself
+
+pytestmark = pytest.mark.gpu
+
+HALVES = ("float16", "bfloat16")
+
+
+def _on_cupy() -> Library | str:
+    import cupy
+    import ml_dtypes
+
+    backend = tmm_core.get_backend("cupy")
+    if "cuda" not in backend.devices:
+        return backend.serves
+
+    def asarray(values, dtype):
+        return cupy.asarray(np.asarray(values).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
+
+    def to_numpy(array):
+        return cupy.asnumpy(array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array)
+
+    halves = HALVES if int(cupy.__version__.split(".")[0]) >= 14 else HALVES[:1]
+    # Nobody looks at values, as in traced code.
+    return Library("cupy", asarray, to_numpy, (*halves, *FLOATS, *COMPLEX), traced=True)
+
+
+def _on_torch() -> Library | str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "PyTorch finds no GPU here"
+    library = _torch()
+    return dataclasses.replace(
+        library,
+        name="torch-cuda",
+        asarray=lambda values, dtype: library.asarray(values, dtype).cuda(),
+        to_numpy=lambda tensor: library.to_numpy(tensor.cpu()),
+        traced=True,
+    )
+
+
+def _on_jax(jit: bool = False) -> Library | str:
+    import jax
+
+    if jax.default_backend() != "gpu":
+        return f"JAX computes on {jax.default_backend()} here"
+    return dataclasses.replace(_jax(jit), name="jax-cuda")
+
+
+MAKERS = {
+    "cupy": ("cupy", _on_cupy),
+    "torch": ("torch", _on_torch),
+    "jax": ("jax", _on_jax),
+    "jax-jit": ("jax", lambda: _on_jax(jit=True)),
+}
+
+
+@functools.cache
+def _made(name: str) -> Library | str:
+    try:
+        return MAKERS[name][1]()
+    except (ImportError, LookupError) as error:
+        return f"it is not installed: {error}"
+
+
+def library_or_skip(name: str) -> Library:
+    """Return a library on the GPU."""
+    library, module = _made(name), MAKERS[name][0]
+    if isinstance(library, str):
+        if module in REQUIRED:
+            pytest.fail(f"TMM_TEST_REQUIRE asks for {module}, which cannot be tried on a GPU: {library}")
+        pytest.skip(f"{module}: {library}")
+    return library
+
+
+# A backend of another library computes on memory that both share: a few laws tell whether that goes well.
+WHOLE = [("cupy", "cupy"), ("torch", "cupy"), ("torch", "torch"), ("jax-jit", "jax"), ("cupy", "array_api")]
+SHARED = [("cupy", "torch"), ("cupy", "jax"), ("torch", "jax"), ("jax", "cupy"), ("jax", "torch")]
+DIFFERENTIABLE = [("torch", "cupy"), ("torch", "torch"), ("torch", "jax"), ("jax", "cupy"), ("jax", "torch"),
+                  ("jax-jit", "jax")]  # fmt: skip
+CASES = [
+    pytest.param(name, backend, law, id=f"{name}-{backend}-{law.__name__.removeprefix('check_')}")
+    for laws, pairs in (
+        (LAWS, WHOLE),
+        ((check_products, check_segments, check_dtypes, check_shapes), SHARED),
+        ((check_gradients,), DIFFERENTIABLE),
+        (STREAMING_LAWS, [("cupy", "cupy"), ("torch", "torch")]),
+    )
+    for name, backend in pairs
+    for law in laws
+]
+
+
+@pytest.mark.parametrize(("name", "backend", "law"), CASES)
+def test_law(name, backend, law):
+    library = library_or_skip(name)
+    if backend != "array_api":
+        library_or_skip(backend)
+    if law in STREAMING_LAWS:
+        library = dataclasses.replace(library, dtypes=("float32",))
+    law(library, backend)
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def test_auto_takes_cupys_engine_for_its_arrays():
+    library_or_skip("cupy")
+    import cupy
+
+    request = tmm_core._dispatch.registry.Request("matmul", "float32", "cuda", False, False)
+    assert tmm_core._dispatch.registry.choose_engine("auto", "cupy", request).name == "cupy"
+    y = tmm_core.causal_toeplitz_matmul(cupy.ones(3), cupy.ones(3))
+    assert isinstance(y, cupy.ndarray)
+    assert cupy.asnumpy(y).round(12).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_nothing_waits_for_the_gpu(exact):
+    library_or_skip("cupy")
+    import cupy
+    import cupyx
+
+    w, x = cupy.asarray(draw(2, 3, 50)), cupy.asarray(draw(2, 300, 8))
+    ids = cupy.asarray(np.repeat([0, 1], 150))
+
+    def run():
+        for segments in (None, ids):
+            tmm_core.causal_toeplitz_matmul(w, x, segment_ids=segments, exact=exact)
+            tmm_core.causal_toeplitz_correlate(x, x, lags=50, heads=2, kernel=3, segment_ids=segments, exact=exact)
+
+    run()  # makes plans and compiles kernels
+    with cupyx.allow_synchronize(False):
+        run()
+
+
+def test_results_follow_the_order_of_a_stream():
+    library_or_skip("cupy")
+    import cupy
+
+    w, x = draw(1, 1, 2000), draw(4, 2000, 64)
+    expected = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        for _ in range(20):  # a plan, its memory and that of results are used again at once
+            late = cupy.asarray(x)
+            busy = cupy.ones((3000, 3000), np.float32)
+            busy = busy @ busy
+            late = late + 0 * busy[0, 0]
+            y = tmm_core.causal_toeplitz_matmul(cupy.asarray(w), late)
+            del late, busy
+        stream.synchronize()
+        np.testing.assert_allclose(cupy.asnumpy(y), expected, atol=1e-3)
+
+
+def test_torchs_stream_is_cupys():
+    library_or_skip("torch")
+    library_or_skip("cupy")
+    import torch
+
+    w, x = draw(1, 1, 2000), draw(4, 2000, 64)
+    expected = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        lags, signal = torch.asarray(w).cuda(), torch.asarray(x).cuda()
+        for _ in range(20):
+            busy = torch.ones(3000, 3000, device="cuda")
+            late = signal + 0 * (busy @ busy)[0, 0]
+            y = tmm_core.causal_toeplitz_matmul(lags, late, backend="cupy")
+            del late, busy
+    np.testing.assert_allclose(y.cpu().numpy(), expected, atol=1e-3)
+
+
+def test_plans_stay_within_their_bounds():
+    library_or_skip("cupy")
+    import cupy
+
+    from tmm_backends._cupy import gpu
+
+    plans = gpu._plans(0)
+    for n in range(2, 200):
+        tmm_core.causal_toeplitz_matmul(cupy.ones(3, np.float32), cupy.ones((n, 4), np.float32))
+        count, size = plans.held
+        assert count <= plans.most_plans
+        assert size <= plans.most_bytes
+    assert plans.held[0] == plans.most_plans

@@ -1,0 +1,515 @@
+"""What is Torch's own: differentiation, batching, compilation, memory. The laws themselves run in `test_laws.py`."""
+
+import copy
+import dataclasses
+import pickle
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+import torch
+from conftest import library_or_skip
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tmm_core
+from tmm_core._dispatch import arrays
+from tmm_core.testing import products as testing
+
+# PyTorch's own, when forward mode is first used
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+product, correlate = tmm_core.causal_toeplitz_matmul, tmm_core.causal_toeplitz_correlate
+IDS = torch.tensor([0, 0, 3, 3, 3])
+N, D, H = 5, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def draw(*shape, dtype=torch.float64, grad=False):
+    return torch.randn(*shape, dtype=dtype, requires_grad=grad)
+
+
+def cubed(w, x):
+    """A function with derivatives of every order in both factors."""
+    return (product(w, x) ** 3).sum()
+
+
+def dense(w, x):
+    """The product by plain Torch operations, for `w` of shape (2, k) and `x` of shape (n, 4)."""
+    n = x.shape[0]
+    t = torch.arange(n)
+    lag = t[:, None] - t
+    matrices = torch.where((lag >= 0) & (lag < w.shape[1]), w[:, lag.clamp(0, w.shape[1] - 1)], 0)
+    return torch.cat([m @ part for m, part in zip(matrices, x.chunk(2, -1), strict=True)], -1)
+
+
+def dense_cubed(w, x):
+    return (dense(w, x) ** 3).sum()
+
+
+# Differentiation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize(
+    ("adjoint", "kernel", "ids"), [(False, 1, None), (True, 2, None), (False, 2, IDS), (True, 1, IDS)]
+)
+def test_gradients_of_orders_one_and_two_and_tangents(dtype, adjoint, kernel, ids):
+    w, x, g = draw(H, kernel, 3, dtype=dtype, grad=True), *(draw(N, D, dtype=dtype, grad=True) for _ in range(2))
+
+    def multiply(w, x):
+        return product(w, x, adjoint=adjoint, segment_ids=ids)
+
+    def relate(x, g):
+        return correlate(x, g, lags=3, heads=H, kernel=kernel, segment_ids=ids)
+
+    for function, inputs in ((multiply, (w, x)), (relate, (x, g))):
+        assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, inputs, check_fwd_over_rev=True, fast_mode=True)
+
+
+def test_gradients_have_the_dtypes_of_their_inputs():
+    for w_dtype, x_dtype in ((torch.float32, torch.bfloat16), (torch.complex64, torch.float64)):
+        w, x = draw(H, 3, dtype=w_dtype, grad=True), draw(N, D, dtype=x_dtype, grad=True)
+        product(w, x).abs().sum().backward()
+        assert (w.grad.dtype, x.grad.dtype) == (w_dtype, x_dtype)
+
+
+def test_exact_products_have_exact_gradients():
+    w, x = draw(H, 3, grad=True), draw(N, D, grad=True)
+    got = torch.autograd.grad(product(w, x, exact=True).square().sum(), (w, x))
+    torch.testing.assert_close(got, torch.autograd.grad(dense(w, x).square().sum(), (w, x)))
+
+
+@pytest.mark.parametrize("argnum", [0, 1])
+@pytest.mark.parametrize("transform", [grad, jacrev, jacfwd, hessian])
+def test_function_transforms(transform, argnum):
+    w, x = draw(H, 3), draw(N, D)
+    torch.testing.assert_close(transform(cubed, argnum)(w, x), transform(dense_cubed, argnum)(w, x))
+
+
+def test_forward_mode():
+    w, x = draw(H, 3), draw(N, D)
+    dw, dx = torch.randn_like(w), torch.randn_like(x)
+    expected = dense(dw, x) + dense(w, dx)
+    torch.testing.assert_close(jvp(product, (w, x), (dw, dx))[1], expected)
+    with forward_ad.dual_level():
+        y = product(forward_ad.make_dual(w, dw), forward_ad.make_dual(x, dx))
+        torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, expected)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "array_api"])
+def test_another_engine_differentiates_too(backend):
+    w, x = draw(H, 3), draw(N, D)
+
+    def other(w, x):
+        return (product(w, x, backend=backend) ** 3).sum()
+
+    torch.testing.assert_close(hessian(other, (0, 1))(w, x), hessian(dense_cubed, (0, 1))(w, x))
+    torch.testing.assert_close(vmap(grad(other), (None, 0))(w, x[None]), grad(dense_cubed)(w, x)[None])
+
+
+# Batching ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [1, 2])
+@pytest.mark.parametrize("adjoint", [False, True])
+@pytest.mark.parametrize(
+    "batched", [(0, None, None), (None, 1, None), (1, 0, None), (None, 0, 0), (0, 0, 0), (0, None, 0)]
+)
+def test_vmap_is_a_loop(batched, adjoint, kernel):
+    ids = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2], [0, 0, 0, 0, 0]])
+    wholes = draw(3, H, kernel, 3), draw(3, 2, N, D), ids
+
+    def multiply(w, x, ids):
+        return product(w, x, adjoint=adjoint, segment_ids=ids)
+
+    def relate(w, x, ids):
+        return correlate(x, x * w.sum(), lags=3, heads=H, kernel=kernel, segment_ids=ids)
+
+    for function in (multiply, relate):
+        arguments = [a[0] if dim is None else a.movedim(0, dim) for a, dim in zip(wholes, batched, strict=True)]
+        rows = [[a[0] if dim is None else a[i] for a, dim in zip(wholes, batched, strict=True)] for i in range(3)]
+        expected = torch.stack([function(*row) for row in rows])
+        torch.testing.assert_close(vmap(function, batched)(*arguments), expected)
+
+
+def test_nested_vmap_and_gradients_by_example():
+    W, X = draw(3, H, 3), draw(2, N, D)
+
+    def nested(f):
+        return vmap(lambda w: vmap(lambda x: f(w, x))(X))(W)
+
+    torch.testing.assert_close(nested(product), nested(dense))
+    torch.testing.assert_close(nested(grad(cubed)), nested(grad(dense_cubed)))
+    torch.testing.assert_close(nested(hessian(cubed)), nested(hessian(dense_cubed)))
+
+
+def test_batched_cotangents():
+    w, x = draw(H, 3, grad=True), draw(N, D)
+    y, cotangents = product(w, x), draw(3, N, D)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this kind of batching loops over operations, and says so
+        (batched,) = torch.autograd.grad(y, w, cotangents, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(y, w, g, retain_graph=True)[0] for g in cotangents]
+    torch.testing.assert_close(batched, torch.stack(each))
+
+
+def test_unsorted_segments_under_vmap_are_nan():
+    y = vmap(lambda ids: product(torch.ones(1, 2), torch.ones(3, 1), segment_ids=ids))(
+        torch.tensor([[0, 0, 1], [1, 0, 0]])
+    )
+    assert y[0].isfinite().all()
+    assert y[1].isnan().all()
+
+
+# Compilation ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled():
+    """Compile as a whole, counting the graphs."""
+    import torch._dynamo.testing
+
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def compile_whole(function, **options):
+        return torch.compile(function, fullgraph=True, backend=counter, **options)
+
+    compile_whole.counter = counter
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own, about its internals
+        yield compile_whole
+    torch._dynamo.reset()
+
+
+def test_compiled_training_of_any_length_is_one_graph(compiled):
+    def loss(w, x, bias, ids):
+        y = tmm_core.mix_tokens(w, x, bias, softplus=True, mean=True)
+        c = correlate(x, y, lags=3, heads=H, segment_ids=ids)
+        return product(w, y, segment_ids=ids, backend="numpy").square().sum() + c.square().sum()
+
+    w, bias, fast = draw(H, 6, grad=True), draw(H, 700, grad=True), compiled(loss, dynamic=True)
+    for n in (9, 21, 600, 601):
+        x, ids = draw(2, n, D, grad=True), torch.arange(n) // 5
+        got, expected = (torch.autograd.grad(f(w, x, bias, ids), (w, x, bias)) for f in (fast, loss))
+        torch.testing.assert_close(got, expected)
+    assert compiled.counter.frame_count == 1
+
+
+def test_the_engine_is_chosen_when_traced(compiled, monkeypatch):
+    engine = tmm_core.get_backend("numpy").engine
+    calls = []
+    plain = engine.matmul
+    monkeypatch.setattr(engine, "matmul", lambda *a, **k: calls.append(1) or plain(*a, **k))
+    w, x, fast = draw(H, 3), draw(N, D), compiled(cubed)
+    with tmm_core.use_backend("numpy"):
+        torch.testing.assert_close(fast(w, x), dense_cubed(w, x))
+    torch.testing.assert_close(fast(w, x), dense_cubed(w, x))
+    assert len(calls) == 2
+
+
+def test_transforms_inside_compiled_code(compiled):
+    w, x = draw(H, 3), draw(N, D)
+    for transform in (
+        lambda f: lambda w, x: jvp(lambda w: f(w, x), (w,), (w,))[1],
+        lambda f: hessian(f),
+        lambda f: lambda w, x: vmap(lambda w: f(w, x))(torch.stack([w, 2 * w])),
+    ):
+        torch.testing.assert_close(compiled(transform(cubed))(w, x), transform(dense_cubed)(w, x))
+
+
+def test_what_the_compiler_cannot_do_is_refused(compiled):
+    w, x, fast = draw(H, 3), draw(N, D), compiled(cubed)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="jvp"):
+        jvp(lambda w: fast(w, x), (w,), (w,))
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(NotImplementedError, match=r"compiled code has no forward mode.*uncompiled"),
+    ):
+        fast(forward_ad.make_dual(w, w), x)
+    w.requires_grad_()
+    bent = compiled(lambda w, x: cubed(w.sin(), x))
+    with pytest.raises(RuntimeError, match=r"create_graph|double backward"):
+        torch.autograd.grad(torch.autograd.grad(bent(w, x), w, create_graph=True)[0].sum(), w)
+
+    def choose_inside(w, x):
+        with tmm_core.use_backend("numpy"):
+            return product(w, x)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="use_backend"):
+        compiled(choose_inside)(w, x)
+
+
+def test_the_first_call_may_be_compiled_and_eager_use_loads_no_compiler():
+    run(
+        """
+        import torch, tmm_core
+        w, x = torch.randn(2, 3), torch.randn(5, 4)
+        f = torch.compile(lambda w, x: tmm_core.causal_toeplitz_matmul(w, x), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(f(w, x), tmm_core.causal_toeplitz_matmul(w, x))
+        """
+    )
+    run(
+        """
+        import sys, torch, tmm_core
+        tmm_core.causal_toeplitz_matmul(torch.randn(2, 3, requires_grad=True), torch.randn(5, 4)).sum().backward()
+        assert "torch._dynamo" not in sys.modules
+        """
+    )
+
+
+# Devices -------------------------------------------------------------------------------------------------------------
+
+
+class Unseen(TorchDispatchMode):
+    """Refuses operations that wait for the values of a device: none of them can be captured in a graph of CUDA."""
+
+    WAITING = ("_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero", "_unique2", "allclose")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        by_mask = name in ("index", "index_put_") and any(i is not None and i.dtype == torch.bool for i in args[1])
+        by_count = (
+            name == "repeat_interleave" and func._overloadname == "Tensor" and not (kwargs or {}).get("output_size")
+        )
+        if name in self.WAITING or by_mask or by_count:
+            raise AssertionError(f"{name} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+HARD = [
+    testing.check_products,
+    testing.check_correlations,
+    testing.check_causality,
+    testing.check_segments,
+    testing.check_unsorted_segments,
+    testing.check_non_finite,
+    testing.check_non_finite_correlation,
+    testing.check_range,
+    testing.check_errors,
+    testing.check_independence,
+]
+
+
+@pytest.mark.parametrize("law", HARD, ids=[law.__name__.removeprefix("check_") for law in HARD])
+def test_laws_hold_where_values_are_not_looked_at(law, monkeypatch):
+    engine, calls = tmm_core.get_backend("torch").engine, []
+    # As of a tensor on a device
+    monkeypatch.setattr(arrays, "_is_stand_in", lambda torch, array: isinstance(array, torch.Tensor))
+
+    def unseen(operation):
+        def compute(*arrays, **options):
+            calls.append(operation)
+            with Unseen():
+                return operation(*arrays, **options)
+
+        return compute
+
+    for name in ("matmul", "correlate"):
+        monkeypatch.setattr(engine, name, unseen(getattr(engine, name)))
+    law(dataclasses.replace(library_or_skip("torch"), name="torch-unseen", traced=True), "torch")
+    assert calls
+
+
+@pytest.mark.parametrize("look", [bool, torch.Tensor.item, lambda t: t[t], lambda t: torch.equal(t, t)])
+def test_looking_at_values_is_noticed(look):
+    with Unseen(), pytest.raises(AssertionError, match="waits"):
+        look(torch.ones((), dtype=torch.bool))
+
+
+# What surrounds training ---------------------------------------------------------------------------------------------
+
+
+def test_autocast_changes_nothing():
+    w, x = draw(H, 300, dtype=torch.float32), draw(3, 300, 128, dtype=torch.float32)
+    expected = product(w, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        for backend in ("torch", "array_api"):
+            torch.testing.assert_close(product(w, x, backend=backend), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_matrix_products_of_fewer_bits_are_not_used():
+    from tmm_backends._torch.pieces import choose_method
+    from tmm_backends._torch.transforms import Direct
+
+    def is_direct(dtype):
+        return isinstance(choose_method(torch.Size((3, 300, 2, 64)), 300, dtype, torch.device("cpu")), Direct)
+
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    assert is_direct(torch.float32)
+    try:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+        assert not is_direct(torch.float32)
+        assert is_direct(torch.float64)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+def test_only_the_factors_are_kept_for_the_backward_pass():
+    w, x, kept = draw(H, 600, grad=True), draw(600, D, grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        product(w, x, segment_ids=torch.arange(600) // 100)
+    storages = {t.untyped_storage().data_ptr() for t in kept}
+    assert {w.untyped_storage().data_ptr(), x.untyped_storage().data_ptr()} < storages
+    assert sum(t.numel() for t in kept) <= w.numel() + x.numel() + 600
+
+
+@pytest.mark.parametrize(("heads", "lags"), [(1, 65536), (4, 65536), (64, 4096), (64, 65536), (1, 16)])
+def test_memory_of_a_long_product(heads, lags):
+    used = run(
+        f"""
+        import resource, torch, tmm_core
+        torch.set_num_threads(2)
+        w = torch.randn({heads}, {lags}, requires_grad=True)
+        small = torch.randn(1, 2048, 64, requires_grad=True)
+        tmm_core.causal_toeplitz_matmul(w, small).sum().backward()  # libraries loaded, pools filled
+        x = torch.randn(4, 65536, 64, requires_grad=True)
+        g = torch.randn(4, 65536, 64)
+        y = torch.zeros_like(g)
+        w.grad, x.grad = torch.zeros_like(w), torch.zeros_like(g)
+        size = (w.numel() + x.numel()) * 4 / 2**20
+
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+        before = peak()
+        del y
+        y = tmm_core.causal_toeplitz_matmul(w, x)
+        forward = peak() - before
+        w.grad = x.grad = None
+        y.backward(g)
+        print(forward / size, (peak() - before) / size)
+        """
+    )
+    forward, both = map(float, used.split())
+    assert forward <= 1.5
+    assert both <= 1.5
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_recomputes_the_same_gradients(use_reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    w, x = draw(H, 3, grad=True), draw(N, D, grad=True)
+    expected = torch.autograd.grad(cubed(w, x), (w, x))
+    checkpoint(cubed, w, x, use_reentrant=use_reentrant).backward()
+    torch.testing.assert_close((w.grad, x.grad), expected, rtol=0, atol=0)
+
+
+def test_two_processes_train_as_one(tmp_path):
+    script = f"""
+        import sys, torch, tmm_core
+        from torch.nn.parallel import DistributedDataParallel
+        from torch.utils.checkpoint import checkpoint
+
+        class Mixer(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lags = torch.nn.Parameter(torch.randn({H}, {N}))
+
+            def forward(self, x):
+                return checkpoint(tmm_core.mix_tokens, self.lags, x, use_reentrant=False)
+
+        torch.manual_seed(0)
+        mixer, x = Mixer(), torch.randn(4, {N}, {D})
+        (expected,) = torch.autograd.grad(mixer(x).square().mean(), mixer.lags)
+        rank = int(sys.argv[1])
+        torch.distributed.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=rank, world_size=2)
+        parallel = DistributedDataParallel(mixer)
+        parallel(x[2 * rank :][:2]).square().mean().backward()
+        torch.testing.assert_close(mixer.lags.grad, expected)
+        torch.distributed.destroy_process_group()
+        """
+    with start(script, "0") as first:
+        run(script, "1")
+        errors = first.communicate(timeout=60)[1]
+    assert first.returncode == 0, errors[-2000:]
+
+
+def test_results_do_not_depend_on_threads_or_runs():
+    threads = torch.get_num_threads()
+    try:
+        for n in (300, 700):
+            w, x = draw(H, n, dtype=torch.float32, grad=True), draw(2, n, 128, dtype=torch.float32, grad=True)
+            results = []
+            for count in (1, 2, 2):
+                torch.set_num_threads(count)
+                y = product(w, x)
+                results.append((y, *torch.autograd.grad(y.square().sum(), (w, x))))
+            torch.testing.assert_close(results[1], results[2], rtol=0, atol=0)
+            torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-3)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_tensors_of_every_kind():
+    w, x = draw(H, 3), draw(N, D)
+    expected = dense(w, x)
+    parameter = torch.nn.Parameter(w)
+    for dw, dx in ((w, x.mT.contiguous().mT), (parameter, x), (w, torch.stack([x, x], 1)[:, 0])):
+        torch.testing.assert_close(product(dw, dx), expected)
+    torch.testing.assert_close(product(w, x.expand(3, 2, N, D)), expected.expand(3, 2, N, D))
+    with torch.inference_mode():
+        y = product(parameter, x)
+    assert y.is_inference()
+    torch.testing.assert_close(product(w, x).requires_grad, False)
+    assert product(parameter, x).requires_grad
+    with torch.no_grad():
+        assert not product(parameter, x).requires_grad
+    torch.testing.assert_close(
+        product(w, torch.ones(N, D, dtype=torch.float64) * 1j).imag, dense(w, torch.ones_like(x))
+    )
+
+
+def test_tensors_without_values_have_the_shape_of_the_result():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    w, x = (
+        torch.empty(H, 3, device="meta", requires_grad=True),
+        torch.empty(2, N, D, device="meta", dtype=torch.bfloat16),
+    )
+    y = product(w, x, segment_ids=torch.empty(N, dtype=torch.int64, device="meta"))
+    y.sum().backward()
+    assert (y.shape, y.dtype, y.device.type) == ((2, N, D), torch.float32, "meta")
+    assert (w.grad.shape, w.grad.device.type) == ((H, 3), "meta")
+    with FakeTensorMode():
+        c = correlate(torch.empty(N, D), torch.empty(N, D), lags=7, heads=H, kernel=2)
+    assert c.shape == (H, 2, 7)
+
+
+class Mixer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lags = torch.nn.Parameter(torch.randn(H, N))
+
+    def forward(self, x):
+        return tmm_core.mix_tokens(self.lags, x)
+
+
+def test_modules_are_copied_pickled_and_exported():
+    mixer, x = Mixer(), draw(2, N, D, dtype=torch.float32)
+    for other in (copy.deepcopy(mixer), pickle.loads(pickle.dumps(mixer)), torch.export.export(mixer, (x,)).module()):
+        torch.testing.assert_close(other(x), mixer(x))
+
+
+def start(code, *arguments):
+    """Start code in a process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(code, *arguments):
+    """Run code in a process of its own; return what it printed."""
+    with start(code, *arguments) as process:
+        printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors[-2000:]
+    return printed

@@ -1,5 +1,0 @@
-"""One small model of every variant: those that `tmm agree` compares."""
-
-from tmm_adapters.agree.variants import VARIANTS, random_ids, random_params
-
-__all__ = ["VARIANTS", "random_ids", "random_params"]

@@ -1,0 +1,155 @@
+"""Model folders: there whole or not at all, and refused with the cause and the remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tmm_adapters.pretrained import load_model, read_config, read_tensors, save_model, write_tensors
+from tmm_core import TMMConfig, lm
+
+CONFIG = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16)
+
+
+@pytest.fixture
+def params() -> dict[str, np.ndarray]:
+    return lm.init_params(CONFIG, np.random.default_rng(0))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, params: dict[str, np.ndarray]) -> Path:
+    save_model(tmp_path / "model", CONFIG, params)
+    return tmp_path / "model"
+
+
+def test_a_folder_gives_back_configuration_and_parameters(folder: Path, params: dict[str, np.ndarray]) -> None:
+    assert read_config(folder) == CONFIG
+    back = read_tensors(folder / "model.safetensors")
+    assert back.keys() == params.keys()
+    assert all((back[name] == params[name]).all() for name in params)
+    model, tokenizer = load_model(folder, device="cpu")
+    assert tokenizer.fingerprint == "bytes"
+    assert all((array == params[name]).all() for name, array in model.params().items())
+
+
+def test_torch_tensors_are_written_as_numpy_arrays_are(tmp_path: Path, params: dict[str, np.ndarray]) -> None:
+    import torch
+
+    tensors = {name: torch.from_numpy(array) for name, array in params.items()}
+    tensors["embed.weight"] = tensors["embed.weight"].T.contiguous().T  # any strides
+    save_model(tmp_path / "torch", CONFIG, tensors)
+    back = read_tensors(tmp_path / "torch" / "model.safetensors")
+    assert all((back[name] == params[name]).all() for name in params)
+
+
+def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path, params: dict[str, np.ndarray]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(FileExistsError, match="is not empty: choose another"):
+        save_model(tmp_path / "mine", CONFIG, params)
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+    (tmp_path / "empty").mkdir()
+    save_model(tmp_path / "empty", CONFIG, params)
+    assert read_config(tmp_path / "empty") == CONFIG
+
+
+def test_nothing_is_left_of_a_folder_that_could_not_be_written(
+    tmp_path: Path, params: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_model(tmp_path / "model", CONFIG, params)
+    assert list(tmp_path.iterdir()) == []
+
+
+# In a process of its own: the limit holds for whatever a process writes, a test run's report as well.
+WRITE_SMALL_FILES_ONLY = """
+import resource, sys
+from pathlib import Path
+import numpy
+from tmm_adapters.pretrained import save_model
+from tmm_core import TMMConfig, lm
+
+config = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16)
+params = lm.init_params(config, numpy.random.default_rng(0))
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    save_model(Path(sys.argv[1]), config, params)
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits to set")
+def test_a_write_that_the_system_refuses_is_an_oserror(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITE_SMALL_FILES_ONLY, str(tmp_path / "model")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert re.match(r"cannot write .*model\.safetensors: .*File too large", done.stdout), done
+    assert list(tmp_path.iterdir()) == []
+
+
+def damaged(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    path.write_bytes({"header": b"\xff" * 16 + data[16:], "short": data[: len(data) // 2], "empty": b""}[how])
+
+
+@pytest.mark.parametrize("how", ["header", "short", "empty"])
+def test_damaged_weights_are_refused(folder: Path, how: str) -> None:
+    damaged(folder / "model.safetensors", how)
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors is not a whole safetensors file .* copy or train it again"
+    ):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (lambda d: (d / "config.json").unlink(), FileNotFoundError, "is not a model folder: it has no config.json"),
+        (lambda d: (d / "config.json").write_text("{"), ValueError, "is not JSON"),
+        (lambda d: (d / "config.json").write_text("[]"), ValueError, "does not describe a Toeplitz MLP Mixer"),
+        (lambda d: (d / "model.safetensors").unlink(), FileNotFoundError, "there is no file"),
+        (lambda d: (d / "tokenizer.json").write_text("no"), ValueError, "is not a tokenizer"),
+    ],
+)
+def test_what_is_no_model_is_refused(folder: Path, change: object, kind: type[Exception], message: str) -> None:
+    change(folder)  # type: ignore[operator]
+    with pytest.raises(kind, match=message):
+        load_model(folder)
+
+
+def test_missing_folders_and_later_versions_are_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no model folder"):
+        read_config(tmp_path / "nowhere")
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "version": 2}))
+    with pytest.raises(ValueError, match="has version 2, expected 1: update"):
+        read_config(folder)
+
+
+def test_weights_of_another_model_are_refused(folder: Path, params: dict[str, np.ndarray]) -> None:
+    write_tensors(folder / "model.safetensors", {**params, "embed.weight": params["embed.weight"][:-1]})
+    with pytest.raises(ValueError, match=r"does not fit config\.json beside it: .*embed\.weight has the shape"):
+        load_model(folder)
+
+
+def test_weights_that_are_no_numbers_are_refused(folder: Path, params: dict[str, np.ndarray]) -> None:
+    write_tensors(folder / "model.safetensors", {**params, "unembed.weight": params["unembed.weight"] * np.nan})
+    with pytest.raises(ValueError, match=r"is damaged: unembed\.weight is not finite"):
+        load_model(folder)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
+    small = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16, vocab_size=100)
+    save_model(tmp_path / "small", small, lm.init_params(small, np.random.default_rng(0)))
+    with pytest.raises(ValueError, match="the tokenizer has 257 ids and the model only vocab_size=100"):
+        load_model(tmp_path / "small")

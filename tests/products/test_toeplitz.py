@@ -1,0 +1,181 @@
+"""The public products: refusals, the general Toeplitz product, memory, and what the laws leave to one library."""
+
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+import tmm_core
+from tmm_core._definition import fourier
+
+RNG = np.random.default_rng(0)
+W, X = RNG.standard_normal((2, 5)), RNG.standard_normal((3, 20, 4))
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "call"),
+    [
+        (TypeError, "float32", lambda: tmm_core.causal_toeplitz_matmul(W, X.astype(int))),
+        (TypeError, "float32", lambda: tmm_core.causal_toeplitz_matmul(W > 0, X)),
+        (TypeError, "expected an array, got list", lambda: tmm_core.causal_toeplitz_matmul([1.0], X)),
+        (ValueError, "must divide", lambda: tmm_core.causal_toeplitz_matmul(W, X[..., :3])),
+        (ValueError, r"w must be \(k,\)", lambda: tmm_core.causal_toeplitz_matmul(W[:, :0], X)),
+        (ValueError, r"w must be \(k,\)", lambda: tmm_core.causal_toeplitz_matmul(W[None, None], X)),
+        (ValueError, "one-dimensional filter", lambda: tmm_core.causal_toeplitz_matmul(W, X[0, :, 0])),
+        (ValueError, "not decrease", lambda: tmm_core.causal_toeplitz_matmul(W, X, segment_ids=np.arange(20)[::-1])),
+        (TypeError, "integers", lambda: tmm_core.causal_toeplitz_matmul(W, X, segment_ids=np.zeros(20))),
+        (ValueError, "broadcast", lambda: tmm_core.causal_toeplitz_matmul(W, X, segment_ids=np.zeros(19, int))),
+        (LookupError, "unknown backend", lambda: tmm_core.causal_toeplitz_matmul(W, X, backend="abacus")),
+        (ValueError, "x's shape", lambda: tmm_core.causal_toeplitz_correlate(X, X[:1], lags=3)),
+        (ValueError, "at least 1", lambda: tmm_core.causal_toeplitz_correlate(X, X, lags=0)),
+        (TypeError, "integer", lambda: tmm_core.causal_toeplitz_correlate(X, X, lags=2.0)),
+        (ValueError, "must divide", lambda: tmm_core.causal_toeplitz_correlate(X, X, lags=2, heads=3)),
+        (ValueError, "negative|at least 0", lambda: tmm_core.causal_toeplitz(W, -1)),
+        (ValueError, "kernel axis", lambda: tmm_core.causal_toeplitz_solve(W[:, None], X)),
+        (ValueError, "no inverse", lambda: tmm_core.causal_toeplitz_solve(0 * W, X)),
+        (ValueError, "no inverse", lambda: tmm_core.causal_toeplitz_inverse(0 * W, 4)),
+        (ValueError, "as many times", lambda: tmm_core.toeplitz_matmul(W, W, X)),
+        (ValueError, "equally many heads", lambda: tmm_core.toeplitz_matmul(W, W[:1], X[:, :5])),
+    ],
+)
+def test_refusals(error, words, call):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_mixed_libraries_are_refused():
+    strict = pytest.importorskip("array_api_strict")
+    with pytest.raises(TypeError, match="one library"):
+        tmm_core.causal_toeplitz_matmul(strict.asarray(W), X)
+
+
+def test_mixed_devices_are_refused():
+    strict = pytest.importorskip("array_api_strict")
+    elsewhere = strict.asarray(W, device=strict.Device("device1"))
+    with pytest.raises(ValueError, match="one device"):
+        tmm_core.causal_toeplitz_matmul(elsewhere, strict.asarray(X))
+
+
+def test_the_matrix_is_the_product(backend):
+    w = RNG.standard_normal((2, 3, 7))
+    matrix = tmm_core.causal_toeplitz(w, 9)
+    assert matrix.shape == (2, 3, 9, 9)
+    column = tmm_core.causal_toeplitz_matmul(w[:, 2:], np.eye(9)[:, :1].repeat(2, axis=1), backend=backend)
+    np.testing.assert_allclose(matrix[:, 2, :, 0].T, column, atol=1e-14)
+    assert tmm_core.causal_toeplitz(w[0, 0], 0).shape == (0, 0)
+
+
+@pytest.mark.parametrize(("p", "q"), [(5, 5), (200, 170), (3, 150), (160, 1), (1, 1)])
+@pytest.mark.parametrize("dtype", [float, complex])
+def test_general_products_are_scipys(p, q, dtype, backend):
+    def normal(*shape):
+        real = RNG.standard_normal(shape)
+        return real if dtype is float else real + 1j * RNG.standard_normal(shape)
+
+    column, row, x = normal(p), normal(q), normal(q, 3)
+    row[0] = np.nan  # ignored, as in SciPy
+    if backend == "numba" and dtype is complex:
+        with pytest.raises(ValueError, match="computes with real numbers"):
+            tmm_core.toeplitz_matmul(column, row, x, backend=backend)
+        return
+    y = tmm_core.toeplitz_matmul(column, row, x, backend=backend)
+    np.testing.assert_allclose(y, scipy.linalg.toeplitz(column, np.r_[0, row[1:]]) @ x, atol=1e-11)
+    np.testing.assert_allclose(
+        tmm_core.toeplitz_matmul(column, row, x[:, 0], backend=backend), y[:, 0], rtol=1e-9, atol=1e-12
+    )
+    if p == q:
+        expected = scipy.linalg.matmul_toeplitz(column, x)
+        np.testing.assert_allclose(tmm_core.toeplitz_matmul(column, None, x, backend=backend), expected, atol=1e-11)
+
+
+def test_general_products_have_heads():
+    column, row, x = RNG.standard_normal((2, 6)), RNG.standard_normal((2, 4)), RNG.standard_normal((3, 4, 6))
+    y = tmm_core.toeplitz_matmul(column, row, x)
+    for head in range(2):
+        part = x[..., 3 * head : 3 * head + 3]
+        np.testing.assert_allclose(
+            y[..., 3 * head : 3 * head + 3], scipy.linalg.toeplitz(column[head], row[head]) @ part, atol=1e-13
+        )
+
+
+@pytest.mark.parametrize("n", [0, 1, 16, 17, 32, 100])
+def test_solutions_of_any_length(n):
+    w = RNG.standard_normal((2, 7)) / 7
+    w[:, 0] = 1
+    y = RNG.standard_normal((n, 4))
+    x = tmm_core.causal_toeplitz_solve(w, y)
+    assert x.shape == y.shape
+    np.testing.assert_allclose(tmm_core.causal_toeplitz_matmul(w, x), y, atol=1e-12)
+    assert tmm_core.causal_toeplitz_inverse(w, n).shape == (2, n)
+
+
+def test_a_missing_right_hand_side_spoils_what_follows():
+    w, y = np.asarray([1.0, 0.5]), np.ones(50)
+    y[20] = np.nan
+    x = tmm_core.causal_toeplitz_solve(w, y)
+    assert np.isfinite(x[:20]).all()
+    assert np.isnan(x[20:]).all()
+
+
+@pytest.mark.parametrize("n", [1, 127, 128, 1025, 4097, 60000, 10**6 + 3])
+def test_transform_lengths_are_long_enough_and_smooth(n):
+    length = fourier.fast_length(n)
+    assert n <= length <= 1.1 * n + 1
+    for factor in (2, 3, 5, 7):
+        while length % factor == 0:
+            length //= factor
+    assert length == 1
+
+
+@pytest.mark.parametrize(
+    ("heads", "kernel", "documents"), [(1, 1, 1), (4, 3, 1), (32, 3, 1), (1, 1, 9), (4, 3, 9), (32, 3, 9)]
+)
+def test_memory_of_the_definition(heads, kernel, documents):
+    n, d = 65536, 32
+    w = RNG.standard_normal((heads, kernel, n), dtype=np.float32)
+    x, g = RNG.standard_normal((2, n, d), dtype=np.float32)
+    ids = None if documents == 1 else np.sort(RNG.integers(0, documents, n))
+    shape = {"lags": n, "heads": heads, "kernel": kernel}
+    tmm_core.causal_toeplitz_matmul(w[..., :1], x[:1], backend="numpy")  # imports, once
+    calls = {
+        "product": (tmm_core.causal_toeplitz_matmul, (w, x), {}),
+        "adjoint": (tmm_core.causal_toeplitz_matmul, (w, x), {"adjoint": True}),
+        "correlate": (tmm_core.causal_toeplitz_correlate, (x, g), shape),
+    }
+    for name, (call, inputs, options) in calls.items():
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        result = call(*inputs, segment_ids=ids, backend="numpy", **options)
+        peak = tracemalloc.get_traced_memory()[1] - before - result.nbytes
+        tracemalloc.stop()
+        ratio = peak / sum(array.nbytes for array in inputs)
+        assert ratio <= 5, f"{name}: {ratio:.2f} times the input"
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 6, 24])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_pieces_are_the_whole(monkeypatch, heads, kernel):
+    w, x, g = RNG.standard_normal((heads, kernel, 200)), *RNG.standard_normal((2, 2, 200, 24))
+    shape = {"lags": 200, "heads": heads, "kernel": kernel}
+
+    def results():
+        return [
+            tmm_core.causal_toeplitz_matmul(w, x, backend="numpy"),
+            tmm_core.causal_toeplitz_matmul(w, x, adjoint=True, backend="numpy"),
+            tmm_core.causal_toeplitz_correlate(x, g, **shape, backend="numpy"),
+        ]
+
+    whole = results()
+    monkeypatch.setattr(fourier, "PIECE", 1)
+    for found, expected in zip(results(), whole, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-11)
+
+
+def test_the_core_imports_no_library():
+    heavy = ["numpy", "torch", "jax", "numba", "cupy", "dask", "scipy"]
+    code = f"import sys, tmm_core; print([name for name in {heavy} if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "[]"

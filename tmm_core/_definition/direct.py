@@ -1,0 +1,153 @@
+"""Direct sums: exact causality at a cost of O(n^2), and the fastest way for few times."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator
+
+from .._dispatch.arrays import conj, device_of, matmul, nan_where, shift_channels, swap, values_known
+from .._dispatch.exchange import Array, dtype_name, namespace_of
+from .masks import spoiled_outputs
+
+__all__ = ["correlation", "inverse", "product", "solve", "toeplitz_block"]
+
+ROWS_AT_ONCE = 1 << 20
+"""Entries of a Toeplitz matrix that a direct product holds at a time."""
+
+COLUMNS = 64
+"""Terms summed in one go: sums of sums err less for equal terms (all in one go broke the law at n = 1031)."""
+
+
+def product(w: Array, x: Array, *, adjoint: bool) -> Array:
+    """Return `T(w) x` or `T(w)^H x` for finite arrays."""
+    return _rescued(functools.partial(_product, adjoint=adjoint), w, x)
+
+
+def correlation(x: Array, g: Array, *, lags: int, heads: int, kernel: int) -> Array:
+    """Return the correlation `(h, m, lags)` of finite arrays; `lags` are at most the length."""
+    return _rescued(functools.partial(_correlation, lags=lags, heads=heads, kernel=kernel), x, g)
+
+
+def _product(w: Array, x: Array, *, adjoint: bool) -> Array:
+    """Return the product by matrices `T[t, s] = w[t - s]`, some rows of the output at a time."""
+    xp = namespace_of(w, x)
+    heads, kernel, lags = w.shape
+    n, d = x.shape[-2:]
+    w = conj(w) if adjoint else w
+    x_by_head = swap(xp.reshape(x, (*x.shape[:-1], heads, d // heads)), -3, -2)  # (..., h, n, d / h)
+
+    def terms(start: int, stop: int) -> Iterator[Array]:
+        """Yield what the outputs of these times read, one row of the kernel and some inputs after the other."""
+        low, high = (start, min(n, stop + lags - 1)) if adjoint else (max(0, start - lags + 1), stop)
+        for i in range(kernel):
+            offset = (i - kernel + 1) if adjoint else (kernel - 1 - i)
+            for first in range(low, high, COLUMNS):
+                last = min(high, first + COLUMNS)
+                block = toeplitz_block(w[:, i, :], (start, stop), (first, last), transpose=adjoint)
+                yield matmul(block, shift_channels(x_by_head[..., first:last, :], offset, 1))
+
+    rows = max(1, ROWS_AT_ONCE // (heads * n))
+    parts = [functools.reduce(operator.iadd, terms(t, min(n, t + rows))) for t in range(0, n, rows)]
+    y = parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2)
+    return xp.reshape(swap(y, -3, -2), x.shape)
+
+
+def toeplitz_block(w: Array, rows: tuple[int, int], columns: tuple[int, int], *, transpose: bool = False) -> Array:
+    """Return `w[t - s]` for t in `rows`, s in `columns` (`w[s - t]` if `transpose`), zero outside the lags."""
+    xp = namespace_of(w)
+    device = device_of(w)
+    t = xp.reshape(xp.arange(*rows, device=device), (-1, 1))
+    s = xp.reshape(xp.arange(*columns, device=device), (1, -1))
+    lag = s - t if transpose else t - s
+    inside = (lag >= 0) & (lag < w.shape[-1])
+    lag = xp.where(inside, lag, xp.zeros_like(lag))
+    values = xp.reshape(xp.take(w, xp.reshape(lag, (-1,)), axis=-1), (*w.shape[:-1], *lag.shape))
+    return xp.where(inside, values, xp.zeros_like(values))
+
+
+def _correlation(x: Array, g: Array, *, lags: int, heads: int, kernel: int) -> Array:
+    """Return the sums `sum_t g[t] conj(x[t - j])` over time, rows and channels, lag by lag in blocks."""
+    xp = namespace_of(x, g)
+    n, d = x.shape[-2:]
+    width = d // heads
+
+    def flat(a: Array) -> Array:
+        """Return `(h, n, rows * d / h)`."""
+        a = xp.reshape(a, (-1, n, heads, width))
+        return xp.reshape(xp.permute_dims(a, (2, 1, 0, 3)), (heads, n, -1))
+
+    g = flat(g)
+    rows = []
+    for i in range(kernel):
+        shifted = swap(conj(flat(shift_channels(x, kernel - 1 - i, heads))), -2, -1)
+        rows.append(_diagonal_sums(g, shifted, lags))
+    return xp.stack(rows, axis=-2)
+
+
+def _diagonal_sums(g: Array, x: Array, lags: int) -> Array:
+    """Return the sums of `g @ x`, of shape `(h, n, n)`, along its first `lags` lower diagonals."""
+    xp = namespace_of(g)
+    heads, n, _ = g.shape
+    step = max(1, ROWS_AT_ONCE // (heads * n))
+    total = xp.zeros((heads, n), dtype=g.dtype, device=device_of(g))
+    for start in range(0, n, step):
+        stop = min(n, start + step)
+        block = matmul(g[:, start:stop, :], x[..., :stop])
+        t = xp.reshape(xp.arange(start, stop, device=device_of(g)), (-1, 1))
+        lag = xp.reshape(xp.arange(n, device=device_of(g)), (1, -1))
+        source = t - lag
+        inside = source >= 0
+        index = xp.where(inside, source, xp.zeros_like(source)) + (t - start) * stop
+        values = xp.take(xp.reshape(block, (heads, -1)), xp.reshape(index, (-1,)), axis=-1)
+        values = xp.reshape(values, (heads, stop - start, n))
+        total = total + xp.sum(xp.where(inside, values, xp.zeros_like(values)), axis=-2)
+    return total[:, :lags]
+
+
+def solve(w: Array, v: Array, y: Array) -> Array:
+    """Return x with `T(w) x = y` for few times n, by the first n lags `v` of the inverse and one refinement.
+
+    `w` and `v` are `(h, n)`, y is `(..., n, d)`.
+    """
+    xp = namespace_of(w, y)
+    first = xp.arange(w.shape[-1], device=device_of(w)) == 0
+    bad_w, bad_y = ~xp.isfinite(w) | ((w == 0) & first), ~xp.isfinite(y)
+    spoiled = spoiled_outputs(w[:, None, :], y, bad_w[:, None, :], bad_y, adjoint=False, segment_ids=None)
+    w = xp.where(bad_w, xp.astype(first, w.dtype), w)[:, None, :]
+    y = xp.where(bad_y, xp.zeros_like(y), y)
+    v = v[:, None, :]
+    x = _product(v, y, adjoint=False)
+    x = x + _product(v, y - _product(w, x, adjoint=False), adjoint=False)
+    return nan_where(spoiled, x)
+
+
+def inverse(w: Array) -> Array:
+    """Return the lags of the inverse, by forward substitution, as many as `w` of shape `(h, n)` has."""
+    xp = namespace_of(w)
+    first = xp.arange(w.shape[-1], device=device_of(w)) == 0
+    w = xp.where(xp.isfinite(w) & ((w != 0) | ~first), w, xp.astype(first, w.dtype))
+    matrix = toeplitz_block(w, (0, w.shape[-1]), (0, w.shape[-1]))
+    unit = xp.astype(first, w.dtype)
+    v = unit / w[:, :1]
+    for j in range(1, w.shape[-1]):  # in arrays of one shape, which eager JAX compiles once
+        known = xp.sum(matrix[:, j, :] * v, axis=-1, keepdims=True)
+        v = v - known / w[:, :1] * xp.roll(unit, j)
+    return v
+
+
+def _rescued(operation: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """Return the bilinear `operation(a, b)`, computed once more from smaller inputs where it overflowed on the way.
+
+    The factor is a fixed power of two: one that depended on the values would let an output look at the future.
+    """
+    xp = namespace_of(a, b)
+    y = operation(a, b)
+    finite = xp.isfinite(y)
+    if values_known(y) and bool(xp.all(finite)):
+        return y
+    factor = math.ldexp(1.0, -80 if dtype_name(y.dtype) in ("float32", "complex64") else -600)
+    # Back by a factor that XLA cannot know: it would divide once by factor * factor, which underflows to zero.
+    back = xp.where(finite, xp.ones_like(y), xp.full_like(y, 1 / factor))
+    return xp.where(finite, y, operation(a * factor, b * factor) * back * back)

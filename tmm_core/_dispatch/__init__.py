@@ -1,0 +1,1 @@
+"""Which kind of array is at hand, and which engine computes on it."""

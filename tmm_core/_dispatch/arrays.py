@@ -1,0 +1,153 @@
+"""What the formulae need of arrays, and the array API lacks: dtypes by name, neighbouring channels, traced values."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import array_api_compat as compat
+
+from ..errors import InputTypeError
+from .exchange import Array, dtype_name, is_traced, namespace_of
+
+__all__ = [
+    "as_integers",
+    "computed_in",
+    "conj",
+    "device_of",
+    "is_real",
+    "matmul",
+    "nan_where",
+    "result_dtype",
+    "result_dtype_name",
+    "shift_channels",
+    "swap",
+    "values_known",
+    "values_within_reach",
+]
+
+_HALVES = ("float16", "bfloat16")
+_SINGLE = {"float16": 1, "bfloat16": 1, "float32": 1, "float64": 2, "complex64": 1, "complex128": 2}
+
+
+def result_dtype_name(*arrays: Array) -> str:
+    """Return the dtype that arrays promote to, by a table of our own: not every library has both halves.
+
+    >>> import numpy as np
+    >>> result_dtype_name(np.zeros(1, "float16"), np.zeros(1, "complex64"))
+    'complex64'
+    """
+    names = {dtype_name(array.dtype) for array in arrays}
+    for name in sorted(names):
+        if name not in _SINGLE:
+            raise InputTypeError(
+                f"expected arrays of {', '.join(_SINGLE)}, got {name}: convert it first, for example to float32"
+            )
+    if len(names) == 1:
+        return names.pop()
+    double = max(_SINGLE[name] for name in names) == 2
+    if any(name.startswith("complex") for name in names):
+        return "complex128" if double else "complex64"
+    return "float64" if double else "float32"
+
+
+def result_dtype(*arrays: Array) -> Any:
+    """Return the dtype that arrays promote to."""
+    name = result_dtype_name(*arrays)
+    return arrays[0].dtype if name in _HALVES else getattr(namespace_of(*arrays), name)
+
+
+def computed_in(*arrays: Array) -> tuple[Any, list[Array]]:
+    """Return the dtype of the result, and the arrays in the dtype that it is computed in: float32 for halves."""
+    xp = namespace_of(*arrays)
+    name = result_dtype_name(*arrays)
+    wide = xp.float32 if name in _HALVES else getattr(xp, name)
+    return result_dtype(*arrays), [xp.astype(array, wide, copy=False) for array in arrays]
+
+
+def values_known(*arrays: Array | None) -> bool:
+    """Return whether a Python branch may look at the arrays' values, as often as it wants.
+
+    Not in code that is being traced or compiled, nor where a device queues its work: to look at its values is to wait
+    for it, and what waits cannot be captured in a graph of CUDA.
+    """
+    return values_within_reach(*arrays) and not any(_is_queued(array) for array in arrays)
+
+
+def values_within_reach(*arrays: Array | None) -> bool:
+    """Return whether the arrays have values that rare bookkeeping may look at, though it waits for a device then.
+
+    Ask for what has been computed of arrays: in a program of JAX's it has no values, though they may.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and (torch.compiler.is_compiling() or any(_is_stand_in(torch, array) for array in arrays)):
+        return False
+    return not any(array is not None and (is_traced(array) or compat.is_dask_array(array)) for array in arrays)
+
+
+def _is_queued(array: Array | None) -> bool:
+    """Return whether an array's values come when its device gets to them."""
+    return compat.is_cupy_array(array) or (compat.is_torch_array(array) and array.device.type != "cpu")
+
+
+def _is_stand_in(torch: Any, array: Array | None) -> bool:
+    """Return whether a tensor has no values: the compiler's, `torch.func`'s, or one that is only a shape."""
+    if not isinstance(array, torch.Tensor):
+        return False
+    named = type(array).__name__ in ("FakeTensor", "FunctionalTensor")
+    return named or array.device.type == "meta" or bool(torch._C._functorch.is_functorch_wrapped_tensor(array))
+
+
+def device_of(a: Array) -> Any:
+    """Return where new arrays beside `a` are made; None, the default, for traced ones."""
+    return None if is_traced(a) else compat.device(a)
+
+
+def shift_channels(a: Array, by: int, heads: int) -> Array:
+    """Return `b[..., c] = a[..., c - by]` within each head's channels, zero where that leaves the head."""
+    if by == 0:
+        return a
+    xp = namespace_of(a)
+    width = a.shape[-1] // heads
+    a = xp.reshape(a, (*a.shape[:-1], heads, width))
+    gap = min(abs(by), width)
+    zeros = xp.zeros_like(a[..., :gap])
+    parts = [zeros, a[..., : width - gap]] if by > 0 else [a[..., gap:], zeros]
+    return xp.reshape(xp.concat(parts, axis=-1), (*a.shape[:-2], heads * width))
+
+
+def as_integers(a: Array) -> Array:
+    """Return integers of any width as the library's own: it may not compute with all, nor look up by them."""
+    xp = namespace_of(a)
+    return xp.astype(a, xp.__array_namespace_info__().default_dtypes()["integral"], copy=False)
+
+
+def is_real(x: Array) -> bool:
+    return not dtype_name(x.dtype).startswith("complex")  # by name: NumPy's own test knows no bfloat16
+
+
+def conj(a: Array) -> Array:
+    return a if is_real(a) else namespace_of(a).conj(a)  # the standard has no conj of reals
+
+
+def swap(a: Array, i: int, j: int) -> Array:
+    xp = namespace_of(a)
+    axes = list(range(a.ndim))
+    axes[i], axes[j] = axes[j], axes[i]
+    return xp.permute_dims(a, tuple(axes))
+
+
+def nan_where(mask: Array | None, y: Array) -> Array:
+    if mask is None:
+        return y
+    xp = namespace_of(y)
+    return xp.where(mask, xp.full((), math.nan, dtype=y.dtype, device=device_of(y)), y)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Return `a @ b` with every bit of the inputs: JAX would use fewer on accelerators."""
+    xp = namespace_of(a, b)
+    if compat.is_jax_namespace(xp):
+        return xp.matmul(a, b, precision="highest")
+    return xp.matmul(a, b)

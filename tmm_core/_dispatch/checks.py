@@ -1,0 +1,110 @@
+"""What the public products refuse before any work."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import array_api_compat as compat
+
+from .._definition.masks import unsorted
+from ..errors import InputError, InputTypeError
+from .arrays import device_of, result_dtype_name, values_known
+from .exchange import Array, namespace_of
+
+__all__ = ["check_count", "check_filter", "check_heads", "check_segments", "check_signal", "together"]
+
+
+_OPTIONAL = ("bias", "row", "segment_ids")
+"""Arguments of the public functions that may be None."""
+
+
+def together(**arrays: Array | None) -> tuple[Any, list[Any]]:
+    """Return the namespace of the arrays and the arrays, which must be of one library and on one device.
+
+    NumPy arrays join Dask's: their blocks are NumPy's.
+    """
+    for name, array in arrays.items():
+        if array is None and name not in _OPTIONAL:
+            raise InputTypeError(f"{name} must be an array, and is None")
+    arrays = {name: None if array is None else _plain(name, array) for name, array in arrays.items()}
+    if any(compat.is_dask_array(array) for array in arrays.values()):
+        dask = next(namespace_of(array) for array in arrays.values() if compat.is_dask_array(array))
+        arrays = {name: dask.asarray(a) if compat.is_numpy_array(a) else a for name, a in arrays.items()}
+    xp = namespace_of(*arrays.values())
+    devices = {name: str(device_of(array)) for name, array in arrays.items() if array is not None}
+    # JAX places arrays over several devices and refuses by itself those that do not fit.
+    if not compat.is_jax_namespace(xp) and len(set(devices.values())) > 1:
+        places = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise InputError(f"expected arrays on one device, got {places}: move them to one")
+    return xp, list(arrays.values())
+
+
+def _plain(name: str, array: Array) -> Array:
+    """Return `array` as one whose entries all count, each in its place; refuse what cannot be made so unseen."""
+    block = getattr(array, "_meta", array)  # what Dask's blocks are
+    if any(base.__name__ == "MaskedArray" for base in type(block).__mro__):
+        raise InputTypeError(
+            f"{name} must have all its entries, and is a masked array: fill it first, for example by zeros"
+        )
+    if compat.is_torch_array(array) and (str(array.layout) != "torch.strided" or array.is_nested):
+        raise InputTypeError(f"{name} must be a dense tensor, and is sparse or nested: convert it by to_dense()")
+    if compat.is_dask_array(array) and any(math.isnan(size) for size in array.shape):
+        raise InputError(f"{name} has chunks of unknown sizes, {array.shape}: call its compute_chunk_sizes() first")
+    if compat.is_numpy_array(array):
+        array = namespace_of(array).asarray(array)  # subclasses may compute in ways of their own
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return array
+
+
+def check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
+    """Refuse what is no floating filter of one of these numbers of axes."""
+    result_dtype_name(w)
+    if w.ndim not in ndims or 0 in w.shape:
+        shapes = " or ".join({1: "(k,)", 2: "(h, k)", 3: "(h, m, k)"}[ndim] for ndim in ndims)
+        raise InputError(f"{name} must be {shapes} with at least one of each, and is {tuple(w.shape)}")
+
+
+def check_signal(name: str, x: Array, *, vector: bool) -> None:
+    """Refuse what is no floating signal; one without channels only where `vector`."""
+    result_dtype_name(x)
+    if x.ndim < 2 and not (vector and x.ndim == 1):
+        also = " or (n,)" if vector else "; (n,) goes with a one-dimensional filter"
+        raise InputError(f"{name} must be (..., n, d){also}, and is {tuple(x.shape)}")
+
+
+def check_heads(name: str, heads: int, channels: int) -> None:
+    """Refuse heads that cannot share the channels equally."""
+    if channels % heads:
+        raise InputError(
+            f"{name}, {heads} heads, must divide the {channels} channels: every head owns as many channels"
+        )
+
+
+def check_count(name: str, value: int, least: int) -> int:
+    """Return an integer of at least `least`, and refuse all else."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
+        raise InputTypeError(f"{name} must be an integer, not {value!r}")
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, not {value}")
+    return operator.index(value) if hasattr(value, "shape") else value  # symbolic integers of a compiler stay
+
+
+def check_segments(xp: Any, segment_ids: Array | None, x: Array) -> Array | None:
+    """Return `segment_ids` for each position of `x`, checked."""
+    if segment_ids is None:
+        return None
+    if not xp.isdtype(segment_ids.dtype, "integral"):
+        raise InputTypeError(f"segment_ids must be integers, not {segment_ids.dtype}: they number documents")
+    if compat.is_torch_array(segment_ids):
+        segment_ids = xp.astype(segment_ids, xp.int64, copy=False)  # PyTorch does not order all unsigned integers
+    try:
+        ids = xp.broadcast_to(segment_ids, x.shape[:-1])
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise InputError(
+            f"segment_ids must broadcast to {tuple(x.shape[:-1])}, one a position, and are {tuple(segment_ids.shape)}"
+        ) from error
+    if values_known(ids) and bool(xp.any(unsorted(ids))):
+        raise InputError("segment_ids must not decrease along time: number documents in their order in the row")
+    return ids

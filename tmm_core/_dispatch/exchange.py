@@ -1,0 +1,143 @@
+"""Which library an array belongs to, and how arrays pass from one library to another without a copy."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import ModuleType
+from typing import Any
+
+import array_api_compat as compat
+
+from ..errors import InputTypeError
+
+__all__ = ["Array", "cuda_queue_of", "device_kind", "dtype_name", "library_of", "namespace_of", "share", "share_like"]
+
+Array = Any
+"""An array of any library; its class says which."""
+
+
+def library_of(array: Array) -> str:
+    """Return the import name of the library that `array` belongs to: `numpy`, `torch`, `jax`, `dask`, …"""
+    return namespace_of(array).__name__.removeprefix("array_api_compat.").split(".")[0]
+
+
+def namespace_of(*arrays: Array | None) -> ModuleType:
+    """Return the one array-API namespace of `arrays`; Nones are passed over.
+
+    Raises
+    ------
+    TypeError
+        If an argument is no array, or the arrays belong to different libraries.
+    """
+    given = [array for array in arrays if array is not None]
+    for array in given:
+        if not compat.is_array_api_obj(array):
+            raise InputTypeError(
+                f"expected an array, got {type(array).__name__}: wrap it, for example numpy.asarray(…)"
+            )
+    spaces = {compat.array_namespace(array) for array in given}
+    if len(spaces) > 1:
+        kinds = " and ".join(sorted({type(a).__module__.split(".")[0] + "." + type(a).__name__ for a in given}))
+        raise InputTypeError(f"expected arrays of one library, got {kinds}: convert one, for example by from_dlpack")
+    return spaces.pop()
+
+
+@functools.lru_cache(maxsize=64, typed=True)  # array_api_strict warns where its dtypes are compared with NumPy's
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype, the same in every library: `float32`, …"""
+    return getattr(dtype, "name", None) or str(dtype).rsplit(".", 1)[-1]
+
+
+def device_kind(array: Array) -> str:
+    """Return the kind of device that holds `array`, or that JAX compiles for by default: `cpu`, `cuda`, `tpu`, ….
+
+    `traced` stands for arrays without values or a device yet.
+    """
+    if compat.is_dask_array(array):
+        array = array._meta  # an empty array of the kind of its blocks
+    if compat.is_cupy_array(array):
+        return "cuda"
+    device = compat.device(array)
+    if is_traced(array) and compat.is_jax_array(array):
+        device = sys.modules["jax"].default_backend()
+    if device is None:
+        return "traced"
+    kind = getattr(device, "type", None) or getattr(device, "platform", None) or str(device)
+    kind = {"gpu": "cuda"}.get(kind, kind)
+    return "cpu" if "CPU" in kind else kind  # array_api_strict calls its one real device CPU_DEVICE
+
+
+def is_traced(array: Array) -> bool:
+    """Return whether `array` stands for values that only a compiled program will have."""
+    return any(base.__name__ == "Tracer" for base in type(array).__mro__)
+
+
+def cuda_queue_of(array: Array) -> int | None:
+    """Return the queue, a stream of CUDA, of the work of `array`'s library now, or None where it tells nobody."""
+    if compat.is_torch_array(array) and array.is_cuda:
+        queue: int = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
+        return queue
+    if compat.is_cupy_array(array):
+        return int(sys.modules["cupy"].cuda.get_current_stream(array.device.id).ptr)
+    return None
+
+
+def share(array: Array, target: ModuleType) -> Array:
+    """Return `array` as one of the library `target`, on the same memory unless `target` cannot take that as it is.
+
+    bfloat16 crosses as 16-bit integers, since NumPy and DLPack do not know it together.
+
+    Raises
+    ------
+    TypeError
+        If `array` has no values yet, or `target` lacks its dtype: JAX makes float32 of float64 unless told otherwise.
+    """
+    source = namespace_of(array)
+    if is_traced(array):
+        raise InputTypeError(
+            f"a traced {type(array).__name__} has no values yet, so {target.__name__} cannot compute on it: "
+            "choose backend='array_api', or call outside jit, grad and vmap"
+        )
+    before = dtype_name(array.dtype)
+    if before == "bfloat16":
+        bfloat16 = _bfloat16(target)
+        return share(array.view(source.int16), target).view(bfloat16)
+    array = _plain(array)
+    try:
+        shared = target.from_dlpack(array)
+    except (BufferError, RuntimeError):  # some libraries take no read-only memory, JAX none with gaps
+        shared = target.from_dlpack(source.asarray(array, copy=True))
+    after = dtype_name(shared.dtype)
+    if after != before:
+        raise InputTypeError(
+            f"{target.__name__} makes {after} of {before}: convert the arrays first, or let JAX have 64 bits "
+            "(jax.config.update('jax_enable_x64', True))"
+        )
+    return shared
+
+
+def share_like(array: Array, like: Array) -> Array:
+    """Return `array` as one of the library of `like`."""
+    return share(array, namespace_of(like))
+
+
+def _plain(array: Array) -> Array:
+    """Return a NumPy array or scalar in a form that DLPack can describe, others as they are."""
+    if not compat.is_numpy_array(array):
+        return array
+    import numpy
+
+    array = numpy.asarray(array, dtype=array.dtype.newbyteorder("="))
+    return array.copy() if min(array.strides, default=0) < 0 else array  # torch aborts the process on these
+
+
+def _bfloat16(target: ModuleType) -> Any:
+    """Return the bfloat16 dtype of a library: NumPy and CuPy have it from ml_dtypes."""
+    if hasattr(target, "bfloat16"):
+        return target.bfloat16
+    if target.__name__.endswith(("numpy", "cupy")):
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    raise InputTypeError(f"{target.__name__} has no bfloat16: convert the arrays to float32")

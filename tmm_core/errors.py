@@ -1,0 +1,29 @@
+"""The errors that this project raises on purpose.
+
+Each is also the built-in kind that a caller would expect, so `except ValueError` works; the common base tells a refusal
+of bad input, whose message says what to do, from a bug.
+"""
+
+from __future__ import annotations
+
+__all__ = ["InputError", "InputTypeError", "NotFoundError", "TMMError", "UnsupportedError"]
+
+
+class TMMError(Exception):
+    """An error that is raised on purpose; its message names the argument, what was expected and the remedy."""
+
+
+class InputError(TMMError, ValueError):
+    """An argument has a value or a shape that cannot be used."""
+
+
+class InputTypeError(TMMError, TypeError):
+    """An argument has a type or a dtype that cannot be used."""
+
+
+class NotFoundError(TMMError, LookupError):
+    """A name is not known, or what it stands for is not installed."""
+
+
+class UnsupportedError(TMMError, NotImplementedError):
+    """What was asked for is not possible here, with these libraries or on this device."""

@@ -1,0 +1,125 @@
+"""Padding and packed documents, turned into one numbering of the documents in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+from .._dispatch.arrays import values_known, values_within_reach
+from .._dispatch.compilation import one_operation
+from .._dispatch.exchange import Array, namespace_of
+from ..errors import InputError, InputTypeError
+
+__all__ = ["IGNORED", "documents_of", "foretold_by", "refused_rows"]
+
+IGNORED = -100
+"""The label of a token that the loss passes over."""
+
+_REFUSED = -1
+
+
+def documents_of(
+    input_ids: Array, attention_mask: Array | None, segment_ids: Array | None, *, wait: bool = False
+) -> Array:
+    """Return the number of each token's document, (..., n), from 1 on; padding is a document of its own everywhere.
+
+    So what keeps documents apart keeps padding out, whatever it holds and however long it is. Rows that eager code
+    refuses are numbered -1 in traced code. None where rows are whole, without mask or ids.
+
+    Parameters
+    ----------
+    input_ids : array, (..., n)
+        Tokens; only their shape and library matter.
+    attention_mask : array of booleans or numbers, (..., n), or None
+        1 for a token and 0 for padding, before the tokens or after them.
+    segment_ids : array of integers, (..., n), or None
+        Non-decreasing numbers of the documents packed into each row; those of padding do not matter.
+    wait : bool
+        Whether to wait for a device, to refuse there, too, what would be numbered -1.
+
+    Raises
+    ------
+    TypeError
+        If segment ids are no integers, or the arrays are of several libraries.
+    ValueError
+        If a shape is not that of `input_ids`, a mask has other values, holes or a row without tokens, or ids go back.
+    """
+    if attention_mask is None and segment_ids is None:
+        return None
+    numbers: Array = _numbered(input_ids, attention_mask, segment_ids, wait)
+    return numbers
+
+
+@one_operation
+def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array | None, wait: bool) -> Array:
+    look = values_within_reach if wait else values_known
+    xp = namespace_of(input_ids, attention_mask, segment_ids)
+    integer = xp.__array_namespace_info__().default_dtypes()["integral"]
+    for name, array in (("attention_mask", attention_mask), ("segment_ids", segment_ids)):
+        if array is not None and tuple(array.shape) != tuple(input_ids.shape):
+            raise InputError(
+                f"{name} must have the shape of input_ids, {tuple(input_ids.shape)}, and has {tuple(array.shape)}"
+            )
+    if input_ids.shape[-1] == 0:  # no library need slice off a position that is not there
+        return xp.zeros_like(input_ids, dtype=integer)
+    begins = xp.zeros_like(input_ids[..., 1:], dtype=xp.bool)  # whether the next position is of another document
+    wrong = xp.any(begins, axis=-1)
+    if segment_ids is not None:
+        if not xp.isdtype(segment_ids.dtype, "integral"):
+            raise InputTypeError(f"segment_ids must be integers, not {segment_ids.dtype}: they number documents")
+        segment_ids = xp.astype(segment_ids, integer, copy=False)
+        begins = segment_ids[..., 1:] != segment_ids[..., :-1]
+        back = segment_ids[..., 1:] < segment_ids[..., :-1]
+    if attention_mask is not None:
+        token = xp.astype(attention_mask, xp.bool)
+        begins = begins | ~(token[..., 1:] & token[..., :-1])
+        wrong = _wrong_mask(xp, attention_mask, token, integer, look)
+    if segment_ids is not None:
+        back = back if attention_mask is None else back & token[..., 1:] & token[..., :-1]
+        back = xp.any(back, axis=-1)
+        if look(back) and bool(xp.any(back)):
+            raise InputError("segment_ids must not decrease along time: number documents in their order in the row")
+        wrong = wrong | back
+    begins = xp.concat([xp.ones_like(input_ids[..., :1], dtype=xp.bool), begins], axis=-1)
+    documents = xp.cumulative_sum(xp.astype(begins, integer), axis=-1)
+    return xp.where(wrong[..., None], xp.full_like(documents, _REFUSED), documents)
+
+
+def refused_rows(documents: Array | None) -> Array | None:
+    """Return, of shape (..., 1), which rows must become NaN, or None where it is known that none must."""
+    if documents is None or values_known(documents):
+        return None
+    return documents[..., :1] == _REFUSED
+
+
+@one_operation
+def foretold_by(labels: Array, documents: Array | None) -> Array:
+    """Return what each position foretells, (..., n), given the tokens themselves as labels.
+
+    That is the label of the next position, or -100 if there is none, or it is of another document or padding.
+    """
+    xp = namespace_of(labels, documents)
+    following = labels[..., 1:]
+    if documents is not None:
+        following = xp.where(documents[..., 1:] == documents[..., :-1], following, xp.full_like(following, IGNORED))
+    return xp.concat([following, xp.full_like(labels[..., :1], IGNORED)], axis=-1)
+
+
+def _wrong_mask(xp: ModuleType, mask: Array, token: Array, integer: object, look: Callable[[Array], bool]) -> Array:
+    """Return, of shape (...,), which rows have a mask that means nothing; where values are known, say what is wrong."""
+    first = token[..., :1]
+    starts = xp.concat([first, token[..., 1:] & ~token[..., :-1]], axis=-1)
+    runs = xp.sum(xp.astype(starts, integer), axis=-1)
+    other = xp.any(mask != xp.astype(token, mask.dtype), axis=-1)
+    empty = runs == 0
+    if look(mask):
+        if bool(xp.any(other)):
+            raise InputError("attention_mask must hold 1 for tokens and 0 for padding, and has other values")
+        if bool(xp.any(empty)):
+            raise InputError("attention_mask has a row of padding only: leave such rows out of the batch")
+        if bool(xp.any(runs > 1)):
+            raise InputError(
+                "attention_mask has a hole, padding between tokens: pad before or after the tokens; documents side "
+                "by side are told apart by segment_ids"
+            )
+    return other | empty | (runs > 1)

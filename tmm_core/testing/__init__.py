@@ -1,0 +1,32 @@
+"""The laws of the products as checks that any backend and any array library can be put through.
+
+A stranger's backend passes when every law holds for every library that it serves::
+
+    from tmm_core.testing import LAWS, STREAMING_LAWS, numpy_library
+    for law in (*LAWS, *STREAMING_LAWS):
+        law(numpy_library(), "mybackend")
+
+and, with a library that differentiates, `check_gradients`. This module needs NumPy, which computes the oracles.
+"""
+
+from .products import (
+    BATCH_LAWS,
+    ERROR_CONSTANT,
+    LAWS,
+    STREAMING_ERROR_CONSTANT,
+    STREAMING_LAWS,
+    Library,
+    check_gradients,
+    numpy_library,
+)
+
+__all__ = [
+    "BATCH_LAWS",
+    "ERROR_CONSTANT",
+    "LAWS",
+    "STREAMING_ERROR_CONSTANT",
+    "STREAMING_LAWS",
+    "Library",
+    "check_gradients",
+    "numpy_library",
+]
