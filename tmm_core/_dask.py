@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import toeplitz
-from ._dispatch.arrays import computed_in, result_dtype
-from ._dispatch.exchange import Array, namespace_of
+from ._arrays.exchange import Array, namespace_of
+from ._arrays.properties import computed_in, result_dtype
 from .backend import Engine
 
 __all__ = ["correlate", "matmul", "solve"]

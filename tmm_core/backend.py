@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ._dispatch.exchange import Array
+from ._arrays.exchange import Array
 from .errors import InputError, InputTypeError, NotFoundError, UnsupportedError
 
 __all__ = [

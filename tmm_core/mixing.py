@@ -8,11 +8,11 @@ from types import ModuleType
 import array_api_compat as compat
 
 from . import toeplitz
+from ._arrays.exchange import Array
+from ._arrays.properties import is_real, result_dtype_name, values_known
 from ._definition import masks
-from ._dispatch.arrays import is_real, result_dtype_name, values_known
 from ._dispatch.checks import together
 from ._dispatch.compilation import one_operation
-from ._dispatch.exchange import Array
 from .errors import InputError, InputTypeError
 
 __all__ = ["mix_tokens"]

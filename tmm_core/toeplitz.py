@@ -5,12 +5,12 @@ from __future__ import annotations
 import array_api_compat as compat
 
 from . import _dask
+from ._arrays.exchange import Array, namespace_of
+from ._arrays.properties import computed_in, conj, device_of, values_known
 from ._definition import direct
 from ._dispatch import registry
-from ._dispatch.arrays import computed_in, conj, device_of, values_known
 from ._dispatch.checks import check_count, check_filter, check_heads, check_segments, check_signal, together
 from ._dispatch.compilation import one_operation
-from ._dispatch.exchange import Array, namespace_of
 from .errors import InputError
 
 __all__ = [

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tmm_core import TMMConfig, lm
-from tmm_core._dispatch.exchange import namespace_of
+from tmm_core._arrays.exchange import namespace_of
 from tmm_core.errors import InputError
 
 if TYPE_CHECKING:

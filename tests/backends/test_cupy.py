@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import tmm_core
+from tmm_core._arrays import exchange
 from tmm_core._definition import masks
-from tmm_core._dispatch import exchange, registry
+from tmm_core._dispatch import registry
 from tmm_lab.cli import main
 
 cupy = pytest.importorskip("cupy", reason="cupy is not installed")

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import tmm_core
-from tmm_core._dispatch import exchange, registry
+from tmm_core._arrays import exchange
+from tmm_core._dispatch import registry
 from tmm_core.backend import Backend
 
 W, X = np.asarray([1.0, 2.0]), np.asarray([1.0, 10.0, 100.0])

@@ -16,7 +16,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tmm_core
-from tmm_core._dispatch import arrays
+from tmm_core._arrays import properties as arrays
 from tmm_core.testing import products as testing
 
 # PyTorch's own, when forward mode is first used

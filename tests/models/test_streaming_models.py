@@ -7,7 +7,7 @@ import pytest
 from support.model_variants import VARIANTS, random_ids, random_params
 
 from tmm_core import lm
-from tmm_core._dispatch import arrays
+from tmm_core._arrays import properties as arrays
 from tmm_core.streaming import _tiles
 
 HEADS = VARIANTS["heads"]

@@ -7,8 +7,8 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 
-from .._dispatch.arrays import conj, device_of, matmul, nan_where, shift_channels, swap, values_known
-from .._dispatch.exchange import Array, dtype_name, namespace_of
+from .._arrays.exchange import Array, dtype_name, namespace_of
+from .._arrays.properties import conj, device_of, matmul, nan_where, shift_channels, swap, values_known
 from .masks import spoiled_outputs
 
 __all__ = ["correlation", "inverse", "product", "solve", "toeplitz_block"]

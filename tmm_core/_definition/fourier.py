@@ -11,8 +11,8 @@ import functools
 import math
 from collections.abc import Callable
 
-from .._dispatch.arrays import conj, device_of, is_real, shift_channels, values_known
-from .._dispatch.exchange import Array, dtype_name, namespace_of
+from .._arrays.exchange import Array, dtype_name, namespace_of
+from .._arrays.properties import conj, device_of, is_real, shift_channels, values_known
 
 __all__ = ["correlation", "fast_length", "product"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .._dispatch.arrays import device_of, shift_channels, values_known
-from .._dispatch.exchange import Array, namespace_of
+from .._arrays.exchange import Array, namespace_of
+from .._arrays.properties import device_of, shift_channels, values_known
 
 __all__ = [
     "by_segments",

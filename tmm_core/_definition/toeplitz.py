@@ -10,8 +10,8 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
-from .._dispatch.arrays import computed_in, device_of, nan_where, values_known
-from .._dispatch.exchange import Array, namespace_of
+from .._arrays.exchange import Array, namespace_of
+from .._arrays.properties import computed_in, device_of, nan_where, values_known
 from . import direct, fourier
 from .masks import by_segments, correlate_by_segments, split_finite, spoiled_lags, spoiled_outputs, unsorted
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import array_api_compat as compat
 
+from .._arrays.exchange import Array, namespace_of
+from .._arrays.properties import device_of, result_dtype_name, values_known
 from .._definition.masks import unsorted
 from ..errors import InputError, InputTypeError
-from .arrays import device_of, result_dtype_name, values_known
-from .exchange import Array, namespace_of
 
 __all__ = ["check_count", "check_filter", "check_heads", "check_segments", "check_signal", "together"]
 

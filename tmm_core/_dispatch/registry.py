@@ -20,12 +20,12 @@ from importlib.util import find_spec
 from typing import Any
 
 from .. import _dask
+from .._arrays import exchange
+from .._arrays.exchange import Array
+from .._arrays.properties import result_dtype_name
 from .._definition import toeplitz
 from ..backend import Backend, Bridge, Engine, Operation, Request, Streamer
 from ..errors import InputError, NotFoundError
-from . import exchange
-from .arrays import result_dtype_name
-from .exchange import Array
 
 __all__ = [
     "available_backends",

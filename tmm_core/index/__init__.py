@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import array_api_compat as compat
 
-from .._dispatch.arrays import values_known
+from .._arrays.exchange import Array, dtype_name
+from .._arrays.properties import values_known
 from .._dispatch.checks import check_count, check_filter, together
-from .._dispatch.exchange import Array, dtype_name
 from ..errors import InputError, InputTypeError
 
 if TYPE_CHECKING:

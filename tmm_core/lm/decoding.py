@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from .._dispatch.arrays import device_of, nan_where, values_within_reach
+from .._arrays.exchange import Array, namespace_of
+from .._arrays.properties import device_of, nan_where, values_within_reach
 from .._dispatch.checks import check_count
-from .._dispatch.exchange import Array, namespace_of
 from ..config import TMMConfig
 from ..errors import InputError
 from ..streaming import StreamPlan, StreamState

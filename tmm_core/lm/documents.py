@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
-from .._dispatch.arrays import values_known, values_within_reach
+from .._arrays.exchange import Array, namespace_of
+from .._arrays.properties import values_known, values_within_reach
 from .._dispatch.compilation import one_operation
-from .._dispatch.exchange import Array, namespace_of
 from ..errors import InputError, InputTypeError
 
 __all__ = ["IGNORED", "documents_of", "foretold_by", "refused_rows"]

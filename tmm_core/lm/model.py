@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping
 from types import ModuleType
 
+from .._arrays.exchange import Array, namespace_of
+from .._arrays.properties import as_integers, nan_where, result_dtype_name, values_known
 from .._definition.toeplitz import quiet
-from .._dispatch.arrays import as_integers, nan_where, result_dtype_name, values_known
-from .._dispatch.exchange import Array, namespace_of
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
 from ..mixing import float32_at_least, mix_tokens

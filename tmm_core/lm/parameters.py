@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .._dispatch.exchange import Array, dtype_name
+from .._arrays.exchange import Array, dtype_name
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
 

@@ -6,10 +6,10 @@ import copy
 import math
 from typing import Any
 
+from .._arrays.exchange import Array, is_traced, namespace_of
+from .._arrays.properties import as_integers, device_of, is_real, result_dtype_name, values_within_reach
 from .._dispatch import registry
-from .._dispatch.arrays import as_integers, device_of, is_real, result_dtype_name, values_within_reach
 from .._dispatch.checks import check_count, check_filter, check_heads, together
-from .._dispatch.exchange import Array, is_traced, namespace_of
 from ..errors import InputError, InputTypeError
 from ..mixing import check_bias_heads, lags_of, running_sums
 from ._plans import StreamPlan

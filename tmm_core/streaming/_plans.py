@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from .._arrays.exchange import Array, device_kind, dtype_name, library_of, namespace_of
+from .._arrays.properties import computed_in, device_of, is_real, nan_where
 from .._dispatch import registry
-from .._dispatch.arrays import computed_in, device_of, is_real, nan_where
-from .._dispatch.exchange import Array, device_kind, dtype_name, library_of, namespace_of
 from ..backend import Request, StreamBridge
 from ..errors import InputTypeError
 from ._steps import EngineSteps, ForeignSteps, Parts, Steps

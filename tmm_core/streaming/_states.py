@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from .._dispatch.arrays import values_within_reach
-from .._dispatch.exchange import Array, namespace_of
+from .._arrays.exchange import Array, namespace_of
+from .._arrays.properties import values_within_reach
 from ..errors import InputTypeError
 
 if TYPE_CHECKING:

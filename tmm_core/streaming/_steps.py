@@ -9,10 +9,10 @@ from typing import Any
 
 import array_api_compat as compat
 
+from .._arrays.exchange import Array, dtype_name, namespace_of, share_like
+from .._arrays.properties import device_of, nan_where, values_within_reach
 from .._definition.toeplitz import quiet
-from .._dispatch.arrays import device_of, nan_where, values_within_reach
 from .._dispatch.checks import together
-from .._dispatch.exchange import Array, dtype_name, namespace_of, share_like
 from ..errors import InputError, InputTypeError
 from ..toeplitz import causal_toeplitz_matmul
 from . import _tiles

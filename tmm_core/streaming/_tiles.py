@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 
 import array_api_compat as compat
 
-from .._dispatch.arrays import device_of, nan_where, shift_channels
-from .._dispatch.exchange import Array, namespace_of
+from .._arrays.exchange import Array, namespace_of
+from .._arrays.properties import device_of, nan_where, shift_channels
 
 __all__ = ["LEAF", "add_tile", "extended", "flushed", "step", "tile_size", "weighted"]
 

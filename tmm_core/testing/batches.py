@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import lm
-from .._dispatch.exchange import Array
+from .._arrays.exchange import Array
 from ..config import TMMConfig
 from ..mixing import mix_tokens
 from .oracles import EPS, Numbers, check_close, check_equal, error_bound, normal

@@ -21,7 +21,7 @@ import numpy as np
 
 import tmm_core
 
-from .._dispatch.exchange import Array
+from .._arrays.exchange import Array
 from ..errors import InputError
 from .batches import BATCH_LAWS
 from .oracles import (

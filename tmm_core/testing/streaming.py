@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import streaming
-from .._dispatch.exchange import Array
+from .._arrays.exchange import Array
 from ..streaming import StreamPlan, StreamState
 from .oracles import (
     EPS,

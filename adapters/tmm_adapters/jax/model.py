@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm, mix_tokens
-from tmm_core._dispatch.exchange import share
+from tmm_core._arrays.exchange import share
 from tmm_core.lm.documents import documents_of, refused_rows
 
 from .batches import check_batch, check_params, targets_of

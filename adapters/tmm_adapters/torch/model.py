@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tmm_core import TMMConfig, lm, mix_tokens
-from tmm_core._dispatch.arrays import values_known
-from tmm_core._dispatch.exchange import share
+from tmm_core._arrays.exchange import share
+from tmm_core._arrays.properties import values_known
 from tmm_core.errors import InputError, InputTypeError
 from tmm_core.lm.documents import documents_of, foretold_by, refused_rows
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from tmm_core import get_backend, use_backend
-from tmm_core._dispatch.exchange import device_kind
+from tmm_core._arrays.exchange import device_kind
 from tmm_core.backend import Operation, Request
 
 from .columns import Column

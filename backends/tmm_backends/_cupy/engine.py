@@ -10,11 +10,11 @@ from typing import Any
 
 import cupy
 
+from tmm_core._arrays import exchange
+from tmm_core._arrays.exchange import Array
+from tmm_core._arrays.properties import is_real, result_dtype
 from tmm_core._definition import masks, toeplitz
 from tmm_core._definition.fourier import NOISE, fast_length
-from tmm_core._dispatch import exchange
-from tmm_core._dispatch.arrays import is_real, result_dtype
-from tmm_core._dispatch.exchange import Array
 from tmm_core.backend import Request
 
 from . import gpu

@@ -14,8 +14,8 @@ from typing import Any
 
 import cupy
 
-from tmm_core._dispatch import exchange
-from tmm_core._dispatch.exchange import Array
+from tmm_core._arrays import exchange
+from tmm_core._arrays.exchange import Array
 
 from . import sources
 from .operations import BLOCK, Survey

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tmm_core._dispatch import exchange
-from tmm_core._dispatch.exchange import Array
+from tmm_core._arrays import exchange
+from tmm_core._arrays.exchange import Array
 
 __all__ = ["ENTRIES", "Part", "Window", "pieces"]
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tmm_core._dispatch import arrays
+from tmm_core._arrays import properties as arrays
 from tmm_core.backend import Engine, InputError
 
 from . import host

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tmm_core._arrays import exchange
 from tmm_core._definition import masks, toeplitz
-from tmm_core._dispatch import exchange
 from tmm_core.backend import Request
 
 __all__ = ["JaxEngine", "platforms"]

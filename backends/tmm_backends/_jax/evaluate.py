@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tmm_core._arrays import exchange
+from tmm_core._arrays import properties as arrays
+from tmm_core._arrays.exchange import Array
 from tmm_core._definition import masks
-from tmm_core._dispatch import arrays, exchange, registry
-from tmm_core._dispatch.exchange import Array
+from tmm_core._dispatch import registry
 from tmm_core.backend import Engine
 
 __all__ = ["evaluate", "unsorted_rows"]

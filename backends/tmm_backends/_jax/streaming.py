@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tmm_core import causal_toeplitz_matmul
-from tmm_core._dispatch.arrays import nan_where
+from tmm_core._arrays.properties import nan_where
 from tmm_core.streaming import _tiles
 from tmm_core.streaming._states import StreamState
 from tmm_core.streaming._steps import Parts, Steps

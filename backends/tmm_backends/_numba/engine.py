@@ -10,8 +10,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from tmm_core._arrays import exchange
+from tmm_core._arrays import properties as arrays
 from tmm_core._definition import toeplitz
-from tmm_core._dispatch import arrays, exchange
 from tmm_core.backend import Request
 
 from .calls import Product

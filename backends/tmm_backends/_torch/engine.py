@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tmm_core._arrays import exchange
+from tmm_core._arrays.properties import result_dtype_name
 from tmm_core._definition import masks, toeplitz
-from tmm_core._dispatch import exchange
-from tmm_core._dispatch.arrays import result_dtype_name
 from tmm_core.backend import Request
 
 from .pieces import Scales, choose_method, pieces, read, regained

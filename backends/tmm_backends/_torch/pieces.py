@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tmm_core._dispatch import arrays
+from tmm_core._arrays import properties as arrays
 
 from .transforms import Direct, Fourier, Method, reads
 

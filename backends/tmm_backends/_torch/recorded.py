@@ -20,9 +20,9 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from tmm_core._arrays.properties import result_dtype_name, values_known
 from tmm_core._definition import masks
 from tmm_core._dispatch import registry
-from tmm_core._dispatch.arrays import result_dtype_name, values_known
 from tmm_core.backend import Engine, UnsupportedError
 
 __all__ = ["correlation", "product"]

@@ -1,0 +1,1 @@
+"""What the formulae need of arrays and the array API lacks: library, device, dtype by name, exchange, traced values."""
