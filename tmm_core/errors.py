@@ -6,7 +6,16 @@ of bad input, whose message says what to do, from a bug.
 
 from __future__ import annotations
 
-__all__ = ["InputError", "InputTypeError", "NotFoundError", "TMMError", "UnsupportedError"]
+__all__ = [
+    "ExistingFileError",
+    "InputError",
+    "InputTypeError",
+    "MissingFileError",
+    "NotAFileError",
+    "NotFoundError",
+    "TMMError",
+    "UnsupportedError",
+]
 
 
 class TMMError(Exception):
@@ -27,3 +36,15 @@ class NotFoundError(TMMError, LookupError):
 
 class UnsupportedError(TMMError, NotImplementedError):
     """What was asked for is not possible here, with these libraries or on this device."""
+
+
+class MissingFileError(TMMError, FileNotFoundError):
+    """There is no file or folder at a path that was given."""
+
+
+class ExistingFileError(TMMError, FileExistsError):
+    """There is something already where a file or folder is to be made."""
+
+
+class NotAFileError(TMMError, IsADirectoryError):
+    """A path that was given is a folder, and a file was expected."""

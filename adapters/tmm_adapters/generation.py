@@ -11,7 +11,7 @@ from tmm_core.errors import InputError
 __all__ = ["ContextFullError", "check_sampling", "longest_text"]
 
 
-class ContextFullError(ValueError):
+class ContextFullError(InputError):
     """Raised in generation when the position bias has no place for another token.
 
     Attributes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tmm_core import TMMConfig, lm
 from tmm_core._arrays.exchange import namespace_of
-from tmm_core.errors import InputError
+from tmm_core.errors import ExistingFileError, InputError, MissingFileError
 
 if TYPE_CHECKING:
     from .tokenizers import Tokenizer
@@ -99,9 +99,9 @@ def read_config(folder: str | os.PathLike[str]) -> TMMConfig:
     folder = Path(folder)
     path = folder / CONFIG
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no model folder {folder}: check the path")
+        raise MissingFileError(f"there is no model folder {folder}: check the path")
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} is not a model folder: it has no {CONFIG}; give the folder of a run or of a model"
         )
     try:
@@ -208,7 +208,7 @@ def read_tensors(
 
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}: check the path, and whether its folder is whole")
+        raise MissingFileError(f"there is no file {path}: check the path, and whether its folder is whole")
     try:
         with safe_open(path, framework=framework) as file:
             names = [name for name in file.keys() if containing in name]  # noqa: SIM118  (not a mapping)
@@ -248,10 +248,10 @@ def write_json(path: Path, value: Any) -> None:
 def require_empty(folder: Path) -> None:
     """Refuse a folder that holds anything: it might be somebody's."""
     if folder.is_dir() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty: choose another folder, or remove it first")
+        raise ExistingFileError(f"{folder} is not empty: choose another folder, or remove it first")
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
-            raise FileExistsError(f"{path} is a file: choose another name for the folder {folder}")
+            raise ExistingFileError(f"{path} is a file: choose another name for the folder {folder}")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core.errors import InputError
+from tmm_core.errors import InputError, MissingFileError
 from tmm_lab.data.text import Part, written_aside
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"there is no tokenizer {path}: check the path")
+        raise MissingFileError(f"there is no tokenizer {path}: check the path")
     if path.is_dir():
         path = path / _FILE
         if not path.exists():

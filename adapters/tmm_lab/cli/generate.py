@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tmm_core.errors import InputError
+from tmm_core.errors import InputError, MissingFileError
 
 from .fields import as_text
 from .model_options import add_model_options, check_tokenizer
@@ -104,7 +104,7 @@ def _lines(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # other separators belong to the text
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"there is no file {path} of --prompts: check the path") from error
+        raise MissingFileError(f"there is no file {path} of --prompts: check the path") from error
     except UnicodeDecodeError as error:
         raise InputError(f"--prompts {path} is not UTF-8 text ({error}): convert it") from error
     prompts = [line for line in lines if line.strip()]

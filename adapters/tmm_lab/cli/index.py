@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmm_adapters.pretrained import WEIGHTS, read_config, read_tensors
-from tmm_core.errors import InputError
+from tmm_core.errors import InputError, MissingFileError
 
 if TYPE_CHECKING:
     from tmm_core import TMMConfig
@@ -118,7 +118,7 @@ def _over_time(arguments: argparse.Namespace) -> int:
     config = run.described()[0]
     logs = run.logged_lags()
     if config.n_layers and not logs:
-        raise FileNotFoundError(f"{run.lags} holds no lags yet: train until the first evaluation, or name another run")
+        raise MissingFileError(f"{run.lags} holds no lags yet: train until the first evaluation, or name another run")
     picture = arguments.plot or run.folder / "index-over-time.png"
     if not arguments.no_plot:
         require_picture(picture, config.n_layers * config.mix_layers)

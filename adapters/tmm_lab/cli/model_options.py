@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tmm_core.errors import MissingFileError
+
 __all__ = ["add_model_options", "check_tokenizer"]
 
 
@@ -40,7 +42,7 @@ def check_tokenizer(folder: Path) -> None:
     size = read_config(folder).vocab_size
     if size == ByteTokenizer.vocab_size or (folder / "tokenizer.json").is_file() or run_of(folder) is not None:
         return
-    raise FileNotFoundError(
+    raise MissingFileError(
         f"model {folder} has no tokenizer.json, and its {size} tokens are not the {ByteTokenizer.vocab_size} of bytes: "
         "copy the tokenizer.json that it was trained with into the folder, or convert it again with --tokenizer"
     )

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tmm_core.errors import InputError
+from tmm_core.errors import InputError, MissingFileError
 
 from .documents import dataset_documents, default_documents, read_documents
 
@@ -80,7 +80,7 @@ class Source:
             if twice:
                 raise InputError(f"--text names {twice[0]} twice, and would train on what is held out: name it once")
         if self.tokenizer is not None and not Path(self.tokenizer).is_file():
-            raise FileNotFoundError(f"there is no tokenizer file {self.tokenizer}: check the path")
+            raise MissingFileError(f"there is no tokenizer file {self.tokenizer}: check the path")
 
     def documents(self) -> Iterable[Document]:
         """Return the documents, streamed where they may be many."""

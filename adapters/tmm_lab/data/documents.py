@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tmm_core.errors import InputError, NotFoundError
+from tmm_core.errors import InputError, MissingFileError, NotAFileError, NotFoundError
 
 __all__ = ["dataset_documents", "default_documents", "read_documents"]
 
@@ -83,9 +83,9 @@ def read_documents(paths: Sequence[str | os.PathLike[str]]) -> Iterator[Iterator
         raise InputError("no text file given: name at least one")
     for file in files:
         if file.is_dir():
-            raise IsADirectoryError(f"{file} is a folder, and a text must be a file: name the files in it ({file}/*)")
+            raise NotAFileError(f"{file} is a folder, and a text must be a file: name the files in it ({file}/*)")
         if not file.exists():
-            raise FileNotFoundError(f"there is no text file {file}: check the path")
+            raise MissingFileError(f"there is no text file {file}: check the path")
         if file.is_file() and file.stat().st_size == 0:
             raise InputError(f"text file {file} is empty: leave it out, or give one that holds text")
     return map(_read_pieces, files)

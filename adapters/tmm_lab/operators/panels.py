@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.figure import Figure
 
-from tmm_core.errors import InputError
+from tmm_core.errors import InputError, MissingFileError, NotAFileError
 
 __all__ = ["GREY", "colours_of", "draw_key", "draw_rows", "lag_axis", "require_picture", "thin"]
 
@@ -51,9 +51,9 @@ def require_picture(path: Path, n_rows: int) -> None:
     if kind not in (".png", ".pdf"):
         raise InputError(f"the picture {path} must be a .png or a .pdf: choose another --plot")
     if path.is_dir():
-        raise IsADirectoryError(f"the picture {path} is a folder: choose another --plot")
+        raise NotAFileError(f"the picture {path} is a folder: choose another --plot")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} for the picture: make it, or choose another --plot")
+        raise MissingFileError(f"there is no folder {path.parent} for the picture: make it, or choose another --plot")
     if n_rows > _MOST_ROWS and kind == ".png":
         raise InputError(f"{n_rows} rows are too many for one PNG: choose a --plot that ends in .pdf, which has pages")
 

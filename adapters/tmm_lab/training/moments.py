@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tmm_adapters.pretrained import read_tensors
 from tmm_core import TMMConfig
-from tmm_core.errors import InputError, NotFoundError
+from tmm_core.errors import InputError, MissingFileError, NotFoundError
 from tmm_core.lm import frozen_names, parameter_shapes
 
 __all__ = ["OPTIMIZER", "ORBAX", "Moments", "read_moments"]
@@ -49,7 +49,7 @@ def read_moments(checkpoint: Path, config: TMMConfig) -> Moments:
     elif (checkpoint / ORBAX).is_dir():
         moments = _of_jax(checkpoint / ORBAX)
     else:
-        raise FileNotFoundError(f"{checkpoint} has neither {OPTIMIZER} nor {ORBAX}: resume from another checkpoint")
+        raise MissingFileError(f"{checkpoint} has neither {OPTIMIZER} nor {ORBAX}: resume from another checkpoint")
     shapes = {name: shape for name, shape in parameter_shapes(config).items() if name not in frozen_names(config)}
     for found in (moments.mu, moments.nu):
         wrong = set(found) ^ set(shapes) or {name for name in shapes if found[name].shape != shapes[name]}

@@ -24,7 +24,7 @@ from typing import Any
 
 from tmm_adapters.pretrained import is_model, require_empty
 from tmm_core import TMMConfig
-from tmm_core.errors import InputError
+from tmm_core.errors import ExistingFileError, InputError, MissingFileError
 
 from ..data.config import Source
 from ..data.text import written_aside
@@ -82,7 +82,7 @@ class Run:
                 out.mkdir(parents=True, exist_ok=True)
                 run.data.mkdir()  # by one process only, where several begin at the same moment
             except FileExistsError as error:
-                raise FileExistsError(f"{out} is not empty: another run has just begun in it") from error
+                raise ExistingFileError(f"{out} is not empty: another run has just begun in it") from error
             except OSError as error:
                 raise _cannot_make(out, error) from error
             return run
@@ -111,9 +111,9 @@ class Run:
         """
         path = folder / DESCRIPTION
         if not folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {folder}: check the path")
+            raise MissingFileError(f"there is no folder {folder}: check the path")
         if not path.is_file():
-            raise FileNotFoundError(f"{folder} is not the folder of a run: it has no {DESCRIPTION}; check the path")
+            raise MissingFileError(f"{folder} is not the folder of a run: it has no {DESCRIPTION}; check the path")
         try:
             description = json.loads(path.read_text(encoding="utf-8"))
             known = (description.pop("format"), description.pop("version")) == (FORMAT, VERSION)
@@ -228,7 +228,7 @@ def newest_run(root: Path = RUNS) -> Run:
     """
     runs = [Run.open(path.parent) for path in root.glob(f"*/{DESCRIPTION}")]
     if not runs:
-        raise FileNotFoundError(f"there is no run in {root.absolute()}: start one (tmm train), or name a folder")
+        raise MissingFileError(f"there is no run in {root.absolute()}: start one (tmm train), or name a folder")
     return max(runs, key=lambda run: (run.description.get("started", 0.0), run.folder.name))
 
 
@@ -250,9 +250,9 @@ def model_folder(folder: Path | None) -> Path:
     """
     if folder is not None and not (folder / DESCRIPTION).is_file():
         if not folder.is_dir():
-            raise FileNotFoundError(f"there is no folder {folder}: check the path")
+            raise MissingFileError(f"there is no folder {folder}: check the path")
         if not is_model(folder):
-            raise FileNotFoundError(f"{folder} is neither the folder of a run nor of a model: it has no config.json")
+            raise MissingFileError(f"{folder} is neither the folder of a run nor of a model: it has no config.json")
         return folder
     run = newest_run() if folder is None else Run.open(folder)
     if is_model(run.model):
@@ -260,7 +260,7 @@ def model_folder(folder: Path | None) -> Path:
     checkpoint, skipped = newest_intact(run.checkpoints)
     if checkpoint is None:
         wrong = f" ({'; '.join(skipped)})" if skipped else ""
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{run.folder} has no intact checkpoint yet{wrong}: train longer, or name another folder"
         )
     return checkpoint
