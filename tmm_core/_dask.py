@@ -12,14 +12,14 @@ from typing import Any
 from . import toeplitz
 from ._arrays.exchange import Array, namespace_of
 from ._arrays.properties import computed_in, result_dtype
-from .backend import Engine
+from .backend import Engine, Method
 
 __all__ = ["correlate", "matmul", "solve"]
 
 
-def matmul(engine: Engine, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
+def matmul(engine: Engine, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None) -> Array:
     """Return the product, lazily; see `toeplitz.causal_toeplitz_matmul`."""
-    return _row_by_row(_matmul_block, w, x, segment_ids, adjoint=adjoint, exact=exact, backend=engine.name)
+    return _row_by_row(_matmul_block, w, x, segment_ids, adjoint=adjoint, method=method, backend=engine.name)
 
 
 def solve(w: Array, y: Array, /) -> Array:
@@ -35,17 +35,19 @@ def correlate(
     *,
     lags: int,
     heads: int,
-    kernel: int,
-    exact: bool,
+    kernel_size: int,
+    method: Method,
     segment_ids: Array | None,
 ) -> Array:
     """Return the correlation, lazily: the sum of those of the blocks; see `toeplitz.causal_toeplitz_correlate`."""
     xp = namespace_of(x, g)
     dtype, (x, g) = computed_in(x, g)  # the sum over blocks, too, is done in the wider dtype
     signal = tuple(range(x.ndim))
-    shape = {x.ndim: heads, x.ndim + 1: kernel, x.ndim + 2: lags}
+    shape = {x.ndim: heads, x.ndim + 1: kernel_size, x.ndim + 2: lags}
     rows = signal[:-2]
-    block = functools.partial(_correlate_block, lags=lags, heads=heads, kernel=kernel, exact=exact, backend=engine.name)
+    block = functools.partial(
+        _correlate_block, lags=lags, heads=heads, kernel_size=kernel_size, method=method, backend=engine.name
+    )
     parts = xp.blockwise(
         block,
         (*rows, *shape),
@@ -82,7 +84,7 @@ def _matmul_block(w: Array, x: Array, ids: Array | None = None, **options: Any) 
 def _correlate_block(x: Array, g: Array, ids: Array | None = None, **options: Any) -> Array:
     c = toeplitz.causal_toeplitz_correlate(x, g, segment_ids=ids, **options)
     xp = namespace_of(c)
-    shape = (options["heads"], options["kernel"], options["lags"])
+    shape = (options["heads"], options["kernel_size"], options["lags"])
     return xp.reshape(c, (*(1 for _ in x.shape[:-2]), *shape))
 
 

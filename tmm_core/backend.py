@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ._arrays.exchange import Array
+from ._definition.toeplitz import Method
 from .errors import InputError, InputTypeError, NotFoundError, UnsupportedError
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Engine",
     "InputError",
     "InputTypeError",
+    "Method",
     "NotFoundError",
     "Operation",
     "Queued",
@@ -26,20 +28,18 @@ __all__ = [
     "Writer",
 ]
 
-Operation = Literal["matmul", "correlate", "stream"]
+Operation = Literal["matmul", "correlate"]
 
 
 @dataclass(frozen=True)
 class Request:
     """What an engine is asked for, known before any work."""
 
-    operation: Operation
     dtype: str
     """Name of the result's dtype, such as `bfloat16`."""
     device: str
     """Kind of device that holds the arrays: `cpu`, `cuda`, …"""
-    exact: bool
-    segments: bool
+    segments: bool = False
     shape: tuple[int, ...] = ()
     """Of the signals, `(..., n, d)`; empty where it is not known yet."""
 
@@ -58,16 +58,25 @@ class Engine(Protocol):
     def receive(self, array: Array) -> Array:
         """Return `array`, of any library, as one that the engine owns; without a copy where both can share memory."""
 
-    def refusal(self, request: Request) -> str | None:
+    def unsupported(self, request: Request) -> str | None:
         """Return why the engine cannot serve `request`, or None where it can."""
 
-    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
+    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None) -> Array:
         """Return `T(w) x`, or `T(w)^H x`, of shape `(..., n, d)`."""
 
     def correlate(
-        self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
+        self,
+        x: Array,
+        g: Array,
+        /,
+        *,
+        lags: int,
+        heads: int,
+        kernel_size: int,
+        method: Method,
+        segment_ids: Array | None,
     ) -> Array:
-        """Return the gradient of `<g, T(w) x>` for `w`, of shape `(heads, kernel, lags)`."""
+        """Return the gradient of `<g, T(w) x>` for `w`, of shape `(heads, kernel_size, lags)`."""
 
 
 @runtime_checkable
@@ -123,7 +132,7 @@ class Bridge(Protocol):
     """What the arrays of one library need around any engine; the operations are the engine's, with the engine first."""
 
     def matmul(
-        self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None
+        self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None
     ) -> Array:
         """Return the product as a differentiable, traceable operation of the arrays' library."""
 
@@ -136,8 +145,8 @@ class Bridge(Protocol):
         *,
         lags: int,
         heads: int,
-        kernel: int,
-        exact: bool,
+        kernel_size: int,
+        method: Method,
         segment_ids: Array | None,
     ) -> Array:
         """Return the correlation as a differentiable, traceable operation of the arrays' library."""

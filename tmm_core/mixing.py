@@ -11,6 +11,7 @@ from . import toeplitz
 from ._arrays.exchange import Array
 from ._arrays.properties import is_real, result_dtype_name, values_known
 from ._definition import masks
+from ._definition.toeplitz import Method
 from ._dispatch.checks import together
 from ._dispatch.compilation import one_operation
 from .errors import InputError, InputTypeError
@@ -28,7 +29,7 @@ def mix_tokens(
     softplus: bool = False,
     mean: bool = False,
     segment_ids: Array | None = None,
-    exact: bool = False,
+    method: Method = "auto",
     backend: str | None = None,
 ) -> Array:
     """Mix the tokens of each sequence causally, one filter a head, and add a bias for each head and position.
@@ -53,8 +54,8 @@ def mix_tokens(
         Divide by the running sum of the lags, which makes each output a weighted mean of the inputs so far.
     segment_ids : array of integers, broadcastable to (..., n), optional
         Non-decreasing numbers of the documents packed into each row; nothing passes between documents.
-    exact : bool
-        Compute by direct sums, O(n^2), in place of transforms.
+    method : {"auto", "direct"}
+        As for `causal_toeplitz_matmul`.
     backend : str, optional
         Who computes the product; see `tmm_core.use_backend`.
 
@@ -89,7 +90,7 @@ def mix_tokens(
     if is_real(x) and not all(is_real(a) for a in (w, bias) if a is not None):
         raise InputTypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
     w = lags_of(xp, w, softplus=softplus, mean=mean)
-    y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, exact=exact, backend=backend)
+    y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, method=method, backend=backend)
     if (mean or bias is not None) and 0 not in y.shape:
         heads, (n, d) = _heads(w), x.shape[-2:] if x.ndim > 1 else (*x.shape, 1)
         positions = None if segment_ids is None else _positions(xp, x if x.ndim > 1 else x[:, None], segment_ids)

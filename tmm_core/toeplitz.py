@@ -8,8 +8,17 @@ from . import _dask
 from ._arrays.exchange import Array, namespace_of
 from ._arrays.properties import computed_in, conj, device_of, values_known
 from ._definition import direct
+from ._definition.toeplitz import Method
 from ._dispatch import registry
-from ._dispatch.checks import check_count, check_filter, check_heads, check_segments, check_signal, together
+from ._dispatch.checks import (
+    check_count,
+    check_filter,
+    check_heads,
+    check_method,
+    check_segments,
+    check_signal,
+    together,
+)
 from ._dispatch.compilation import one_operation
 from .errors import InputError
 
@@ -71,7 +80,7 @@ def causal_toeplitz_matmul(
     /,
     *,
     adjoint: bool = False,
-    exact: bool = False,
+    method: Method = "auto",
     segment_ids: Array | None = None,
     backend: str | None = None,
 ) -> Array:
@@ -89,8 +98,8 @@ def causal_toeplitz_matmul(
         Signals: time on axis -2, channels last, `h` dividing `d`. With `w` of shape `(k,)` also `(n,)`.
     adjoint : bool
         Multiply by the conjugate transpose, which is anti-causal.
-    exact : bool
-        Sum directly: no bit of an output depends on a later input, at a cost of O(n^2).
+    method : {"auto", "direct"}
+        With `"direct"`, sum directly: no bit of an output depends on a later input, at a cost of O(n^2).
     segment_ids : array, broadcastable to (..., n), integer, non-decreasing
         Documents packed into one row; they do not see each other, and not one bit passes between them.
     backend : str, optional
@@ -121,8 +130,8 @@ def causal_toeplitz_matmul(
 
     A non-finite `x` at t makes NaN of its channel and its kernel's neighbours on `[t, t + k)`, a non-finite lag j
     makes NaN of its head from j on; all else is as if the entry were zero.
-    Finite arrays give finite results where those are representable. With `exact` this asks that `eps` times the sum of
-    the terms' magnitudes is representable, too: rounding beyond that may give an infinity.
+    Finite arrays give finite results where those are representable. With `method="direct"` this asks that `eps` times
+    the sum of the terms' magnitudes is representable, too: rounding beyond that may give an infinity.
 
     Right-angle convolution for reals, arXiv 2605.06683 for the mixer.
 
@@ -133,6 +142,7 @@ def causal_toeplitz_matmul(
     array([ 1., 12., 23.])
     """
     xp, (w, x, segment_ids) = together(w=w, x=x, segment_ids=segment_ids)
+    check_method(method)
     check_filter("w", w, (1, 2, 3))
     check_signal("x", x, vector=w.ndim == 1)
     shape = x.shape
@@ -142,7 +152,7 @@ def causal_toeplitz_matmul(
         x = x[:, None]
     check_heads("w's first axis", w.shape[0], x.shape[-1])
     ids = check_segments(xp, segment_ids, x)
-    y = registry.compute("matmul", w, x, segment_ids=ids, backend=backend, adjoint=adjoint, exact=exact)
+    y = registry.compute("matmul", w, x, segment_ids=ids, backend=backend, adjoint=adjoint, method=method)
     return xp.reshape(y, shape)
 
 
@@ -154,8 +164,8 @@ def causal_toeplitz_correlate(
     *,
     lags: int,
     heads: int = 1,
-    kernel: int = 1,
-    exact: bool = False,
+    kernel_size: int = 1,
+    method: Method = "auto",
     segment_ids: Array | None = None,
     backend: str | None = None,
 ) -> Array:
@@ -169,14 +179,14 @@ def causal_toeplitz_correlate(
         Inputs of the product.
     g : array, of x's shape, floating
         Weights of its outputs.
-    lags, heads, kernel : int
+    lags, heads, kernel_size : int
         The filter's shape; lags beyond the length are zero.
-    exact, segment_ids, backend
+    method, segment_ids, backend
         As for `causal_toeplitz_matmul`.
 
     Returns
     -------
-    array, (heads, lags), or (heads, kernel, lags) where kernel > 1, or (lags,) for one-dimensional x and g
+    array, (heads, lags), or (heads, kernel_size, lags) where kernel_size > 1, or (lags,) for one-dimensional x and g
 
     Raises
     ------
@@ -199,7 +209,9 @@ def causal_toeplitz_correlate(
     array([11.,  4.,  0.])
     """
     xp, (x, g, segment_ids) = together(x=x, g=g, segment_ids=segment_ids)
-    lags, heads, kernel = check_count("lags", lags, 1), check_count("heads", heads, 1), check_count("kernel", kernel, 1)
+    lags, heads = check_count("lags", lags, 1), check_count("heads", heads, 1)
+    kernel_size = check_count("kernel_size", kernel_size, 1)
+    check_method(method)
     vector = x.ndim == 1
     check_signal("x", x, vector=True)
     check_signal("g", g, vector=True)
@@ -210,11 +222,19 @@ def causal_toeplitz_correlate(
     check_heads("heads", heads, x.shape[-1])
     ids = check_segments(xp, segment_ids, x)
     c = registry.compute(
-        "correlate", x, g, segment_ids=ids, backend=backend, lags=lags, heads=heads, kernel=kernel, exact=exact
+        "correlate",
+        x,
+        g,
+        segment_ids=ids,
+        backend=backend,
+        lags=lags,
+        heads=heads,
+        kernel_size=kernel_size,
+        method=method,
     )
-    if vector and kernel == 1:
+    if vector and kernel_size == 1:
         return xp.reshape(c, (lags,))
-    return c if kernel > 1 else xp.reshape(c, (heads, lags))
+    return c if kernel_size > 1 else xp.reshape(c, (heads, lags))
 
 
 @one_operation

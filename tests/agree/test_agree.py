@@ -58,7 +58,7 @@ class WrongEngine:
     def receive(self, array: Any) -> Any:
         raise NotImplementedError
 
-    def refusal(self, request: Request) -> str | None:
+    def unsupported(self, request: Request) -> str | None:
         return "it has no float64" if request.dtype == self.refused else None
 
     def matmul(self, w: Any, x: Any, /, **options: Any) -> Any:

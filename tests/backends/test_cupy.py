@@ -22,7 +22,7 @@ from tmm_backends._cupy.pieces import Window, pieces  # noqa: E402
 from tmm_backends._cupy.plans import Plan, PlanKey, Plans  # noqa: E402
 
 ENGINE = tmm_core.get_backend("cupy").engine
-REQUEST = registry.Request("matmul", "float32", "cuda", False, False)
+REQUEST = registry.Request("float32", "cuda")
 KEY = PlanKey(0, 0, 8, 4, "complex64")
 
 
@@ -84,18 +84,18 @@ def test_the_command_says_that_there_is_no_gpu(capsys):
 
 
 def test_refusals_say_what_to_do(a_gpu, monkeypatch):
-    assert ENGINE.refusal(REQUEST) is None
+    assert ENGINE.unsupported(REQUEST) is None
     refused = {
         "cpu": "arrays are on 'cpu': move them there, for example by cupy.asarray",
         "traced": "being traced",
         "tpu": "on 'tpu'",
     }
     for device, reason in refused.items():
-        assert reason in ENGINE.refusal(registry.Request("matmul", "float32", device, False, False))
-    half = registry.Request("matmul", "bfloat16", "cuda", False, False)
-    assert ENGINE.refusal(half) is None
+        assert reason in ENGINE.unsupported(registry.Request("float32", device))
+    half = registry.Request("bfloat16", "cuda")
+    assert ENGINE.unsupported(half) is None
     monkeypatch.setattr(cupy, "__version__", "13.6.0")
-    assert "CuPy 13.6.0 has no bfloat16: install CuPy 14" in ENGINE.refusal(half)
+    assert "CuPy 13.6.0 has no bfloat16: install CuPy 14" in ENGINE.unsupported(half)
 
 
 def test_arrays_on_gpus_are_served_by_the_engine_under_auto(a_gpu, monkeypatch):
@@ -214,30 +214,32 @@ def test_a_plan_comes_back_after_an_error():
 # Pieces --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("kernel_size", [1, 3])
 @pytest.mark.parametrize(
     ("length", "rows", "heads", "width"), [(8, 3, 2, 5), (1, 1, 1, 1), (64, 2, 3, 4), (7, 9, 4, 1)]
 )
-def test_pieces_cover_all_once_and_are_small(length, rows, heads, width, kernel):
+def test_pieces_cover_all_once_and_are_small(length, rows, heads, width, kernel_size):
     covered = np.zeros((rows, heads, width), int)
-    for some, parts in pieces(length, rows, heads, width, kernel, most=64):
+    for some, parts in pieces(length, rows, heads, width, kernel_size, most=64):
         for part in parts:
             assert part.heads == some
             covered[part] += 1
             size = length * covered[part].size
-            assert size <= max(64, length * min(width, 4 * (kernel - 1)))
+            assert size <= max(64, length * min(width, 4 * (kernel_size - 1)))
     assert (covered == 1).all()
 
 
 @pytest.mark.parametrize("adjoint", [False, True])
 @pytest.mark.parametrize("channels", [slice(0, 2), slice(2, 5), slice(5, 6), slice(0, 6)])
 def test_windows_read_neighbours_within_the_head(channels, adjoint):
-    width, kernel = 6, 3
-    window = Window(channels, kernel, width, adjoint)
+    width, kernel_size = 6, 3
+    window = Window(channels, kernel_size, width, adjoint)
     numbers = np.arange(1, width + 1)  # none is the zero of missing channels
     rows = window.rows(numbers[None, window.read], 0)
     for i, row in enumerate(rows):
-        read = [c + (kernel - 1 - i if adjoint else i - kernel + 1) for c in range(channels.start, channels.stop)]
+        read = [
+            c + (kernel_size - 1 - i if adjoint else i - kernel_size + 1) for c in range(channels.start, channels.stop)
+        ]
         assert row[0].tolist() == [c + 1 if 0 <= c < width else 0 for c in read]
         if not adjoint:
             sources, targets = window.pairs(i)

@@ -87,11 +87,11 @@ def test_rows_of_documents_out_of_order_are_nan():
     w, x = np.ones((1, 1, 2)), np.ones((2, 4, 3))
     host = HostEngine(Twin())
     for adjoint in (False, True):
-        y = host.matmul(w, x, adjoint=adjoint, exact=False, segment_ids=ids)
+        y = host.matmul(w, x, adjoint=adjoint, method="auto", segment_ids=ids)
         assert np.isnan(y[1]).all()
         assert np.isfinite(y[0]).all()
     for rows in (slice(0, 1), slice(0, 2)):
-        options = {"lags": 3, "heads": 1, "kernel": 1, "exact": False, "segment_ids": ids[rows]}
+        options = {"lags": 3, "heads": 1, "kernel_size": 1, "method": "auto", "segment_ids": ids[rows]}
         assert np.isnan(host.correlate(x[rows], x[rows], **options)).all() == (rows.stop == 2)
 
 
@@ -143,9 +143,9 @@ def test_pieces_of_a_head_read_their_neighbours(monkeypatch):
     host = HostEngine(Twin())
 
     def run():
-        options = {"exact": False, "segment_ids": None}
+        options = {"method": "auto", "segment_ids": None}
         products = [host.matmul(w, x, adjoint=adjoint, **options) for adjoint in (False, True)]
-        return *products, host.correlate(x, g, lags=50, heads=1, kernel=3, **options)
+        return *products, host.correlate(x, g, lags=50, heads=1, kernel_size=3, **options)
 
     expected = dense_product(w, x), dense_product(w, x, adjoint=True), dense_correlation(x, g, 50, 1, 3)
     for most in (1 << 24, 200):  # in one piece, and in three of one row

@@ -31,8 +31,8 @@ def test_products_are_lazy_and_right(w, ids, adjoint):
 @pytest.mark.parametrize("ids", [None, IDS])
 def test_correlations_are_lazy_and_right(ids):
     x, g = chunked(), da.from_array(X[..., ::-1], chunks=(3, 1, 50, 4))
-    c = tmm_core.causal_toeplitz_correlate(x, g, lags=60, heads=2, kernel=3, segment_ids=ids)
-    expected = tmm_core.causal_toeplitz_correlate(X, X[..., ::-1], lags=60, heads=2, kernel=3, segment_ids=ids)
+    c = tmm_core.causal_toeplitz_correlate(x, g, lags=60, heads=2, kernel_size=3, segment_ids=ids)
+    expected = tmm_core.causal_toeplitz_correlate(X, X[..., ::-1], lags=60, heads=2, kernel_size=3, segment_ids=ids)
     assert isinstance(c, da.Array)
     assert (c.shape, c.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_allclose(c.compute(), expected, atol=1e-11)

@@ -126,15 +126,15 @@ def test_auto_takes_cupys_engine_for_its_arrays():
     library_or_skip("cupy")
     import cupy
 
-    request = tmm_core._dispatch.registry.Request("matmul", "float32", "cuda", False, False)
+    request = tmm_core._dispatch.registry.Request("float32", "cuda")
     assert tmm_core._dispatch.registry.choose_engine("auto", "cupy", request).name == "cupy"
     y = tmm_core.causal_toeplitz_matmul(cupy.ones(3), cupy.ones(3))
     assert isinstance(y, cupy.ndarray)
     assert cupy.asnumpy(y).round(12).tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_nothing_waits_for_the_gpu(exact):
+@pytest.mark.parametrize("method", ["auto", "direct"])
+def test_nothing_waits_for_the_gpu(method):
     library_or_skip("cupy")
     import cupy
     import cupyx
@@ -144,8 +144,10 @@ def test_nothing_waits_for_the_gpu(exact):
 
     def run():
         for segments in (None, ids):
-            tmm_core.causal_toeplitz_matmul(w, x, segment_ids=segments, exact=exact)
-            tmm_core.causal_toeplitz_correlate(x, x, lags=50, heads=2, kernel=3, segment_ids=segments, exact=exact)
+            tmm_core.causal_toeplitz_matmul(w, x, segment_ids=segments, method=method)
+            tmm_core.causal_toeplitz_correlate(
+                x, x, lags=50, heads=2, kernel_size=3, segment_ids=segments, method=method
+            )
 
     run()  # makes plans and compiles kernels
     with cupyx.allow_synchronize(False):

@@ -65,10 +65,10 @@ def assert_close(got, expected, tolerance=1e-11):
 
 @pytest.mark.parametrize(("dtype", "backend"), [("float64", "numba"), ("complex128", "numpy")])
 @pytest.mark.parametrize(
-    ("adjoint", "kernel", "ids"), [(False, 1, None), (True, 2, None), (False, 2, IDS), (True, 1, IDS)]
+    ("adjoint", "kernel_size", "ids"), [(False, 1, None), (True, 2, None), (False, 2, IDS), (True, 1, IDS)]
 )
-def test_gradients_of_orders_one_and_two_and_tangents(dtype, backend, adjoint, kernel, ids):
-    w, x, g = draw(H, kernel, 3, dtype=dtype), draw(N, D, dtype=dtype), draw(N, D, dtype=dtype, seed=1)
+def test_gradients_of_orders_one_and_two_and_tangents(dtype, backend, adjoint, kernel_size, ids):
+    w, x, g = draw(H, kernel_size, 3, dtype=dtype), draw(N, D, dtype=dtype), draw(N, D, dtype=dtype, seed=1)
     ids = None if ids is None else jnp.asarray(ids)
 
     def multiply(w, x):
@@ -77,7 +77,7 @@ def test_gradients_of_orders_one_and_two_and_tangents(dtype, backend, adjoint, k
 
     def relate(x, g):
         x, g = jnp.asarray(x), jnp.asarray(g)
-        return correlate(x, g, lags=3, heads=H, kernel=kernel, segment_ids=ids, backend=backend)
+        return correlate(x, g, lags=3, heads=H, kernel_size=kernel_size, segment_ids=ids, backend=backend)
 
     check_grads(multiply, (w, x), order=2)
     check_grads(relate, (x, g), order=2)
@@ -125,20 +125,20 @@ def test_every_engine_differentiates(backend):
 # Batching ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", [1, 2])
+@pytest.mark.parametrize("kernel_size", [1, 2])
 @pytest.mark.parametrize("adjoint", [False, True])
 @pytest.mark.parametrize(
     "batched", [(0, None, None), (None, 1, None), (1, 0, None), (None, 0, 0), (0, 0, 0), (0, None, 0)]
 )
-def test_vmap_is_a_loop(batched, adjoint, kernel):
+def test_vmap_is_a_loop(batched, adjoint, kernel_size):
     ids = jnp.asarray([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2], [0, 0, 0, 0, 0]])
-    wholes = draw(3, H, kernel, 3), draw(3, 2, N, D), ids
+    wholes = draw(3, H, kernel_size, 3), draw(3, 2, N, D), ids
 
     def multiply(w, x, ids):
         return product(w, x, adjoint=adjoint, segment_ids=ids, backend="numba")
 
     def relate(w, x, ids):
-        return correlate(x, x * w.sum(), lags=3, heads=H, kernel=kernel, segment_ids=ids, backend="numba")
+        return correlate(x, x * w.sum(), lags=3, heads=H, kernel_size=kernel_size, segment_ids=ids, backend="numba")
 
     for function in (multiply, relate):
         arguments = [a[0] if dim is None else jnp.moveaxis(a, 0, dim) for a, dim in zip(wholes, batched, strict=True)]

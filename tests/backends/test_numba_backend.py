@@ -67,7 +67,7 @@ shapes = st.fixed_dictionaries(
         "lags": st.sampled_from(LAGS),
         "heads": st.sampled_from([1, 2, 3, 5]),
         "width": st.sampled_from([1, 2, 3, 5, 16, 17, 33]),
-        "kernel": st.sampled_from([1, 1, 1, 2, 3, 16, 17, 20]),
+        "kernel_size": st.sampled_from([1, 1, 1, 2, 3, 16, 17, 20]),
         "batch": st.sampled_from([(), (0,), (1,), (2, 3), (5,)]),
         "layouts": st.tuples(*[st.sampled_from(sorted(LAYOUTS))] * 2),
         "dtypes": st.sampled_from(PAIRS),
@@ -79,7 +79,7 @@ shapes = st.fixed_dictionaries(
 @IN_TURN
 @given(shapes, st.booleans())
 def test_products_of_any_arrays(case, adjoint):
-    w = normal(case["seed"], case["heads"], case["kernel"], case["lags"] or case["n"], dtype=case["dtypes"][0])
+    w = normal(case["seed"], case["heads"], case["kernel_size"], case["lags"] or case["n"], dtype=case["dtypes"][0])
     x = normal(case["seed"] + 1, *case["batch"], case["n"], case["heads"] * case["width"], dtype=case["dtypes"][1])
     w, x = LAYOUTS[case["layouts"][0]](w), LAYOUTS[case["layouts"][1]](x)
     w_before, x_before = w.copy(), x.copy()
@@ -99,7 +99,7 @@ def test_correlations_of_any_arrays(case):
         for i, (layout, dtype) in enumerate(zip(case["layouts"], case["dtypes"], strict=True))
     )
     before = x.copy(), g.copy()
-    options = {"lags": case["lags"] or case["n"], "heads": case["heads"], "kernel": case["kernel"]}
+    options = {"lags": case["lags"] or case["n"], "heads": case["heads"], "kernel_size": case["kernel_size"]}
     check_correlation(correlate(x, g, **options), x, g, **options)
     np.testing.assert_array_equal(x, before[0])
     np.testing.assert_array_equal(g, before[1])
@@ -199,8 +199,8 @@ def test_another_device_is_refused():
 
 
 def test_arrays_without_values_are_refused():
-    request = Request("matmul", "float32", "traced", exact=False, segments=False)
-    assert "being traced and have no values" in tmm_core.get_backend("numba").engine.refusal(request)
+    request = Request("float32", "traced")
+    assert "being traced and have no values" in tmm_core.get_backend("numba").engine.unsupported(request)
 
 
 # Memory --------------------------------------------------------------------------------------------------------------
@@ -233,10 +233,13 @@ def test_memory_beside_the_arrays(n, heads, dtype, monkeypatch):
     assert used <= 2 * 3 * buffer + 16 * n * (chunks + heads) + small
 
 
-@pytest.mark.parametrize("kernel", [1, 2])
+@pytest.mark.parametrize("kernel_size", [1, 2])
 @pytest.mark.parametrize("size", [1, 8, 64])
-def test_memory_beside_many_documents(size, kernel, monkeypatch):
+def test_memory_beside_many_documents(size, kernel_size, monkeypatch):
     monkeypatch.setattr(calls, "thread_count", lambda: 2)
-    w, x, ids = normal(1, 4, kernel, size), normal(0, 8, 1024, 256), np.arange(1024) // size
+    w, x, ids = normal(1, 4, kernel_size, size), normal(0, 8, 1024, 256), np.arange(1024) // size
     assert extra_memory(lambda: product(w, x, segment_ids=ids)) < x.nbytes / 4
-    assert extra_memory(lambda: correlate(x, x, lags=size, heads=4, kernel=kernel, segment_ids=ids)) < x.nbytes / 4
+    assert (
+        extra_memory(lambda: correlate(x, x, lags=size, heads=4, kernel_size=kernel_size, segment_ids=ids))
+        < x.nbytes / 4
+    )

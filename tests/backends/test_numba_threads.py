@@ -30,11 +30,11 @@ def threaded(monkeypatch):
         yield lambda count: monkeypatch.setattr(calls, "thread_count", lambda: count)
 
 
-@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("kernel_size", [1, 3])
 @pytest.mark.parametrize("heads", [1, 3, 60])
 @pytest.mark.parametrize("n", [40, 300])
-def test_the_same_bits_for_any_number_of_threads(n, heads, kernel, threaded):
-    w, x, g = normal(0, heads, kernel, n), normal(1, 7, n, 60), normal(2, 7, n, 60)
+def test_the_same_bits_for_any_number_of_threads(n, heads, kernel_size, threaded):
+    w, x, g = normal(0, heads, kernel_size, n), normal(1, 7, n, 60), normal(2, 7, n, 60)
     ids = np.sort(np.random.default_rng(3).integers(0, 4, (7, n)))
     results = []
     for count in (1, 2, 3, 5):
@@ -42,7 +42,7 @@ def test_the_same_bits_for_any_number_of_threads(n, heads, kernel, threaded):
         results.append(
             [
                 *(product(w, x, adjoint=a, segment_ids=i) for a in (False, True) for i in (None, ids)),
-                *(correlate(x, g, lags=n, heads=heads, kernel=kernel, segment_ids=i) for i in (None, ids)),
+                *(correlate(x, g, lags=n, heads=heads, kernel_size=kernel_size, segment_ids=i) for i in (None, ids)),
             ]
         )
     for other in results[1:]:

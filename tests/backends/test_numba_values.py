@@ -41,38 +41,38 @@ def packed(rng, rows, n):
     return np.stack([np.searchsorted(cut + rng.integers(0, 9), np.arange(n), side="right") for cut in cuts])
 
 
-@pytest.mark.parametrize(("heads", "kernel"), [(1, 1), (3, 1), (51, 1), (1, 3), (3, 17), (51, 2)])
-def test_documents_are_what_each_is_alone(heads, kernel, rng):
+@pytest.mark.parametrize(("heads", "kernel_size"), [(1, 1), (3, 1), (51, 1), (1, 3), (3, 17), (51, 2)])
+def test_documents_are_what_each_is_alone(heads, kernel_size, rng):
     n, rows = 700, 2
-    w, x, g = normal(0, heads, kernel, n), normal(1, rows, n, 51), normal(2, rows, n, 51)
+    w, x, g = normal(0, heads, kernel_size, n), normal(1, rows, n, 51), normal(2, rows, n, 51)
     ids = packed(rng, rows, n)
     for adjoint in (False, True):
         y = product(w, x, adjoint=adjoint, segment_ids=ids)
         for row, document in itertools.product(range(rows), np.unique(ids)):
             its = row, ids[row] == document
             check_product(y[its], w, x[its], adjoint=adjoint)
-    c = correlate(x, g, lags=n, heads=heads, kernel=kernel, segment_ids=ids)
-    expected, norms = np.zeros((heads, kernel, n)), np.zeros((heads, kernel, 1))
+    c = correlate(x, g, lags=n, heads=heads, kernel_size=kernel_size, segment_ids=ids)
+    expected, norms = np.zeros((heads, kernel_size, n)), np.zeros((heads, kernel_size, 1))
     for row in range(rows):
         for part, total in zip(
-            dense_correlation(x[row], g[row], n, heads, kernel, ids[row]), (expected, norms), strict=True
+            dense_correlation(x[row], g[row], n, heads, kernel_size, ids[row]), (expected, norms), strict=True
         ):
             total += part
     check_within(c.reshape(expected.shape), expected, error_factor(n, "float32") * norms)
 
 
-@pytest.mark.parametrize("kernel", [1, 2])
+@pytest.mark.parametrize("kernel_size", [1, 2])
 @pytest.mark.parametrize("value", [1e38, np.inf, np.nan, 1e-44])
-def test_what_other_documents_hold_changes_no_bit(value, kernel, rng):
+def test_what_other_documents_hold_changes_no_bit(value, kernel_size, rng):
     n, heads = 700, 3
-    w, x = normal(0, heads, kernel, n), normal(1, 2, n, 51)
+    w, x = normal(0, heads, kernel_size, n), normal(1, 2, n, 51)
     ids = packed(rng, 2, n)
     kept = (ids % 2 == 0)[..., None]
     other = np.where(kept, x, np.float32(value))
     for adjoint in (False, True):
         y, z = (product(w, a, adjoint=adjoint, segment_ids=ids) for a in (x, other))
         np.testing.assert_array_equal(np.where(kept, z, 0), np.where(kept, y, 0))
-    options = {"lags": n, "heads": heads, "kernel": kernel}
+    options = {"lags": n, "heads": heads, "kernel_size": kernel_size}
     weights = np.where(kept, normal(2, 2, n, 51), 0)  # the others count for nothing
     if np.isfinite(value):
         check_correlation_of_rows(other, weights, ids, options)
@@ -100,13 +100,13 @@ def test_documents_of_one_time():
 
 @pytest.mark.parametrize("n", [40, 300])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("kernel", [1, 2])
-def test_filters_and_signals_of_any_size(n, dtype, kernel, rng):
+@pytest.mark.parametrize("kernel_size", [1, 2])
+def test_filters_and_signals_of_any_size(n, dtype, kernel_size, rng):
     sizes = [0.0, 1e-44, 1e-40, 1e-30, 1.0, 1e15, 1e30, 1e38]
     if dtype == "float64":
         sizes = [0.0, 5e-324, 1e-308, 1e-200, 1.0, 1e120, 1e140, 1e307]
     largest = float(ml_dtypes.finfo(DTYPES[dtype]).max)
-    shape = rng.uniform(-1, 1, (2, kernel, n)), rng.uniform(-1, 1, (n, 2 * len(sizes)))
+    shape = rng.uniform(-1, 1, (2, kernel_size, n)), rng.uniform(-1, 1, (n, 2 * len(sizes)))
     for size in sizes:
         w = (size * shape[0]).astype(DTYPES[dtype])
         signals = [s for s in sizes if s * size * 4 * n < largest]
@@ -118,28 +118,28 @@ def test_filters_and_signals_of_any_size(n, dtype, kernel, rng):
 @pytest.mark.parametrize(
     "sizes", [(1e-43, 1e14), (1e-38, 1e10), (1e-25, 1e-10), (1e30, 1e-30), (1e38, 1e-40), (1e-15, 1e-15)]
 )
-@pytest.mark.parametrize("kernel", [1, 2])
-def test_correlations_of_signals_of_any_size(sizes, kernel, rng):
+@pytest.mark.parametrize("kernel_size", [1, 2])
+def test_correlations_of_signals_of_any_size(sizes, kernel_size, rng):
     n = 130
     x, g = ((size * rng.uniform(-1, 1, (2, n, 6))).astype(np.float32) for size in sizes)
     for pair in ((x, g), (g, x)):
-        check_correlation(correlate(*pair, lags=n, heads=2, kernel=kernel), *pair, n, 2, kernel)
+        check_correlation(correlate(*pair, lags=n, heads=2, kernel_size=kernel_size), *pair, n, 2, kernel_size)
 
 
-@pytest.mark.parametrize("kernel", [1, 2])
+@pytest.mark.parametrize("kernel_size", [1, 2])
 @pytest.mark.parametrize("size", [2e11, 1e14, 1e15])
-def test_correlations_of_large_signals_stay_in_range(size, kernel):
+def test_correlations_of_large_signals_stay_in_range(size, kernel_size):
     x = np.full((8, 8192, 16), size, np.float32)  # its spectrum is one large number, of which a thousand are added up
-    c = correlate(x, x, lags=3, heads=1, kernel=kernel)[0]
-    channels = 16 - (kernel - 1 - np.arange(kernel))[:, None]
+    c = correlate(x, x, lags=3, heads=1, kernel_size=kernel_size)[0]
+    channels = 16 - (kernel_size - 1 - np.arange(kernel_size))[:, None]
     expected = (8.0 * size) * size * channels * (8192 - np.arange(3))
     np.testing.assert_allclose(c.astype(float).reshape(expected.shape), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("n", [50, 200])
-@pytest.mark.parametrize("kernel", [1, 2])
-def test_channels_do_not_touch_each_other(n, kernel):
-    w, x = normal(0, 2, kernel, n), normal(1, n, 34)
+@pytest.mark.parametrize("kernel_size", [1, 2])
+def test_channels_do_not_touch_each_other(n, kernel_size):
+    w, x = normal(0, 2, kernel_size, n), normal(1, n, 34)
     plain = [product(w, x, adjoint=adjoint) for adjoint in (False, True)]
     for value in (1e6, 1e38, 1e-44, np.nan, np.inf, -np.inf):
         other = x.copy()
@@ -148,7 +148,7 @@ def test_channels_do_not_touch_each_other(n, kernel):
         for adjoint, before in zip((False, True), plain, strict=True):
             y = product(w, other, adjoint=adjoint)
             near = np.arange(34) != 5
-            near[5 - kernel + 1 : 5 + kernel] = False
+            near[5 - kernel_size + 1 : 5 + kernel_size] = False
             check_within(y[:, near], widened(before[:, near]), 2 * allowed(widened(w), widened(x), "float32")[:, near])
             assert np.isnan(y[7, 5]) == (not np.isfinite(value))
 

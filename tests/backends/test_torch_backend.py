@@ -59,16 +59,16 @@ def dense_cubed(w, x):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize(
-    ("adjoint", "kernel", "ids"), [(False, 1, None), (True, 2, None), (False, 2, IDS), (True, 1, IDS)]
+    ("adjoint", "kernel_size", "ids"), [(False, 1, None), (True, 2, None), (False, 2, IDS), (True, 1, IDS)]
 )
-def test_gradients_of_orders_one_and_two_and_tangents(dtype, adjoint, kernel, ids):
-    w, x, g = draw(H, kernel, 3, dtype=dtype, grad=True), *(draw(N, D, dtype=dtype, grad=True) for _ in range(2))
+def test_gradients_of_orders_one_and_two_and_tangents(dtype, adjoint, kernel_size, ids):
+    w, x, g = draw(H, kernel_size, 3, dtype=dtype, grad=True), *(draw(N, D, dtype=dtype, grad=True) for _ in range(2))
 
     def multiply(w, x):
         return product(w, x, adjoint=adjoint, segment_ids=ids)
 
     def relate(x, g):
-        return correlate(x, g, lags=3, heads=H, kernel=kernel, segment_ids=ids)
+        return correlate(x, g, lags=3, heads=H, kernel_size=kernel_size, segment_ids=ids)
 
     for function, inputs in ((multiply, (w, x)), (relate, (x, g))):
         assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
@@ -84,7 +84,7 @@ def test_gradients_have_the_dtypes_of_their_inputs():
 
 def test_exact_products_have_exact_gradients():
     w, x = draw(H, 3, grad=True), draw(N, D, grad=True)
-    got = torch.autograd.grad(product(w, x, exact=True).square().sum(), (w, x))
+    got = torch.autograd.grad(product(w, x, method="direct").square().sum(), (w, x))
     torch.testing.assert_close(got, torch.autograd.grad(dense(w, x).square().sum(), (w, x)))
 
 
@@ -119,20 +119,20 @@ def test_another_engine_differentiates_too(backend):
 # Batching ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", [1, 2])
+@pytest.mark.parametrize("kernel_size", [1, 2])
 @pytest.mark.parametrize("adjoint", [False, True])
 @pytest.mark.parametrize(
     "batched", [(0, None, None), (None, 1, None), (1, 0, None), (None, 0, 0), (0, 0, 0), (0, None, 0)]
 )
-def test_vmap_is_a_loop(batched, adjoint, kernel):
+def test_vmap_is_a_loop(batched, adjoint, kernel_size):
     ids = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2], [0, 0, 0, 0, 0]])
-    wholes = draw(3, H, kernel, 3), draw(3, 2, N, D), ids
+    wholes = draw(3, H, kernel_size, 3), draw(3, 2, N, D), ids
 
     def multiply(w, x, ids):
         return product(w, x, adjoint=adjoint, segment_ids=ids)
 
     def relate(w, x, ids):
-        return correlate(x, x * w.sum(), lags=3, heads=H, kernel=kernel, segment_ids=ids)
+        return correlate(x, x * w.sum(), lags=3, heads=H, kernel_size=kernel_size, segment_ids=ids)
 
     for function in (multiply, relate):
         arguments = [a[0] if dim is None else a.movedim(0, dim) for a, dim in zip(wholes, batched, strict=True)]
@@ -338,11 +338,11 @@ def test_autocast_changes_nothing():
 
 
 def test_matrix_products_of_fewer_bits_are_not_used():
-    from tmm_backends._torch.pieces import choose_method
+    from tmm_backends._torch.pieces import choose_algorithm
     from tmm_backends._torch.transforms import Direct
 
     def is_direct(dtype):
-        return isinstance(choose_method(torch.Size((3, 300, 2, 64)), 300, dtype, torch.device("cpu")), Direct)
+        return isinstance(choose_algorithm(torch.Size((3, 300, 2, 64)), 300, dtype, torch.device("cpu")), Direct)
 
     before = torch.backends.mkldnn.matmul.fp32_precision
     assert is_direct(torch.float32)
@@ -482,7 +482,7 @@ def test_tensors_without_values_have_the_shape_of_the_result():
     assert (y.shape, y.dtype, y.device.type) == ((2, N, D), torch.float32, "meta")
     assert (w.grad.shape, w.grad.device.type) == ((H, 3), "meta")
     with FakeTensorMode():
-        c = correlate(torch.empty(N, D), torch.empty(N, D), lags=7, heads=H, kernel=2)
+        c = correlate(torch.empty(N, D), torch.empty(N, D), lags=7, heads=H, kernel_size=2)
     assert c.shape == (H, 2, 7)
 
 

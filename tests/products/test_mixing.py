@@ -22,7 +22,7 @@ def formula(
     """Return `mix_tokens` by its definition, term by term."""
     lags = np.log1p(np.exp(w)) if softplus else np.asarray(w)
     lags = lags.reshape(len(w), -1, w.shape[-1])
-    heads, kernel, k = lags.shape
+    heads, kernel_size, k = lags.shape
     *batch, n, d = x.shape
     ids = np.broadcast_to(0 if segment_ids is None else segment_ids, x.shape[:-1])
     y = np.zeros(x.shape)
@@ -30,8 +30,8 @@ def formula(
         *b, t, c = at
         row, head = ids[tuple(b)], c // (d // heads)
         start = int(np.argmax(row == row[t]))
-        for i, j in np.ndindex(kernel, min(t - start + 1, k)):
-            source = c - (kernel - 1) + i
+        for i, j in np.ndindex(kernel_size, min(t - start + 1, k)):
+            source = c - (kernel_size - 1) + i
             if source // (d // heads) == head and source >= 0:
                 y[at] += lags[head, i, j] * x[(*b, t - j, source)]
         if mean:
@@ -56,8 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def arguments(case: dict[str, Any], seed: int = 0) -> tuple[list[Any], dict[str, Any]]:
     rng, case = np.random.default_rng(seed), dict(case)
-    k, kernel, length = case.pop("k", 9), case.pop("kernel", None), case.pop("bias", None)
-    w = rng.standard_normal((2, k) if kernel is None else (2, kernel, k))
+    k, kernel_size, length = case.pop("k", 9), case.pop("kernel", None), case.pop("bias", None)
+    w = rng.standard_normal((2, k) if kernel_size is None else (2, kernel_size, k))
     return [w, rng.standard_normal((2, 9, 6)), None if length is None else rng.standard_normal((2, length))], case
 
 

@@ -131,14 +131,14 @@ def test_transform_lengths_are_long_enough_and_smooth(n):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kernel", "documents"), [(1, 1, 1), (4, 3, 1), (32, 3, 1), (1, 1, 9), (4, 3, 9), (32, 3, 9)]
+    ("heads", "kernel_size", "documents"), [(1, 1, 1), (4, 3, 1), (32, 3, 1), (1, 1, 9), (4, 3, 9), (32, 3, 9)]
 )
-def test_memory_of_the_definition(heads, kernel, documents):
+def test_memory_of_the_definition(heads, kernel_size, documents):
     n, d = 65536, 32
-    w = RNG.standard_normal((heads, kernel, n), dtype=np.float32)
+    w = RNG.standard_normal((heads, kernel_size, n), dtype=np.float32)
     x, g = RNG.standard_normal((2, n, d), dtype=np.float32)
     ids = None if documents == 1 else np.sort(RNG.integers(0, documents, n))
-    shape = {"lags": n, "heads": heads, "kernel": kernel}
+    shape = {"lags": n, "heads": heads, "kernel_size": kernel_size}
     tmm_core.causal_toeplitz_matmul(w[..., :1], x[:1], backend="numpy")  # imports, once
     calls = {
         "product": (tmm_core.causal_toeplitz_matmul, (w, x), {}),
@@ -156,10 +156,10 @@ def test_memory_of_the_definition(heads, kernel, documents):
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 24])
-@pytest.mark.parametrize("kernel", [1, 3])
-def test_pieces_are_the_whole(monkeypatch, heads, kernel):
-    w, x, g = RNG.standard_normal((heads, kernel, 200)), *RNG.standard_normal((2, 2, 200, 24))
-    shape = {"lags": 200, "heads": heads, "kernel": kernel}
+@pytest.mark.parametrize("kernel_size", [1, 3])
+def test_pieces_are_the_whole(monkeypatch, heads, kernel_size):
+    w, x, g = RNG.standard_normal((heads, kernel_size, 200)), *RNG.standard_normal((2, 2, 200, 24))
+    shape = {"lags": 200, "heads": heads, "kernel_size": kernel_size}
 
     def results():
         return [

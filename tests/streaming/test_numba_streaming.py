@@ -47,18 +47,18 @@ SHAPES = [  # heads, kernel, channels: full registers of one filter, parts of a 
 ]
 
 
-@pytest.mark.parametrize(("heads", "kernel", "d"), SHAPES)
+@pytest.mark.parametrize(("heads", "kernel_size", "d"), SHAPES)
 @pytest.mark.parametrize("lags", [1, 20, 200, 300])
-def test_streams_are_products(heads, kernel, d, lags):
-    w, x = normal(0, heads, kernel, lags), normal(1, 2, 200, d)
+def test_streams_are_products(heads, kernel_size, d, lags):
+    w, x = normal(0, heads, kernel_size, lags), normal(1, 2, 200, d)
     check(stream(w, x, capacity=210), w, x)
 
 
-@pytest.mark.parametrize(("heads", "kernel", "d"), [(2, 1, 40), (2, 3, 20)])
+@pytest.mark.parametrize(("heads", "kernel_size", "d"), [(2, 1, 40), (2, 3, 20)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("leaf", [1, 2, 8, 64, 256])
-def test_any_leaf_will_do(heads, kernel, d, dtype, leaf):
-    w, x = normal(0, heads, kernel, 150, dtype=dtype), normal(1, 1, 150, d, dtype=dtype)
+def test_any_leaf_will_do(heads, kernel_size, d, dtype, leaf):
+    w, x = normal(0, heads, kernel_size, 150, dtype=dtype), normal(1, 1, 150, d, dtype=dtype)
     check(stream(w, x, leaf=leaf), w, x)
 
 
@@ -72,34 +72,34 @@ def test_short_streams_have_no_tiles():
 # Values --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("kernel_size", [1, 3])
 @pytest.mark.parametrize("lags", [20, 50, 300])
-def test_what_is_not_finite_spoils_what_it_does_in_a_product(kernel, lags):
-    w, x = normal(0, 2, kernel, lags), normal(1, 3, 200, 40)
+def test_what_is_not_finite_spoils_what_it_does_in_a_product(kernel_size, lags):
+    w, x = normal(0, 2, kernel_size, lags), normal(1, 3, 200, 40)
     x[0, 70, 3], x[1, 9, 22], x[1, 190, 0] = np.nan, np.inf, -np.inf
     expected = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
     assert 0 < np.isnan(expected).sum() < expected.size
     np.testing.assert_allclose(stream(w, x), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("kernel_size", [1, 3])
 @pytest.mark.parametrize("bad", [0, 5, 40, 150])
-def test_a_lag_that_is_not_finite_spoils_what_comes_after_it_in_its_head(kernel, bad):
-    w, x = normal(0, 2, kernel, 160), normal(1, 1, 200, 24)
-    w[1, kernel - 1, bad] = np.inf
+def test_a_lag_that_is_not_finite_spoils_what_comes_after_it_in_its_head(kernel_size, bad):
+    w, x = normal(0, 2, kernel_size, 160), normal(1, 1, 200, 24)
+    w[1, kernel_size - 1, bad] = np.inf
     x[0, :, 20] = 0  # times infinity
     y = stream(w, x)
     assert np.isnan(y[:, bad:, 12:]).all()
-    w[1, kernel - 1, bad] = 0
+    w[1, kernel_size - 1, bad] = 0
     expected = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
     np.testing.assert_allclose(y[..., :12], expected[..., :12], rtol=0, atol=1e-4)
     np.testing.assert_allclose(y[:, :bad, 12:], expected[:, :bad, 12:], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("kernel_size", [1, 3])
 @pytest.mark.parametrize(("lag_scale", "scale"), [(1, 1e30), (1, 1e-35), (1e25, 1e-35), (1e-25, 1e30), (1e-30, 1)])
-def test_numbers_of_any_size(kernel, lag_scale, scale):
-    w, x = normal(0, 2, kernel, 150) * np.float32(lag_scale), normal(1, 1, 150, 40) * np.float32(scale)
+def test_numbers_of_any_size(kernel_size, lag_scale, scale):
+    w, x = normal(0, 2, kernel_size, 150) * np.float32(lag_scale), normal(1, 1, 150, 40) * np.float32(scale)
     x[..., 5] = normal(2, 1, 150)
     check(stream(w, x), w, x)
 
@@ -157,9 +157,9 @@ def threaded(monkeypatch):
         yield use
 
 
-@pytest.mark.parametrize(("heads", "kernel"), [(1, 1), (2, 3)])
-def test_the_same_bits_for_any_number_of_threads(heads, kernel, threaded):
-    w, x = normal(0, heads, kernel, 150), normal(1, 5, 150, 40)
+@pytest.mark.parametrize(("heads", "kernel_size"), [(1, 1), (2, 3)])
+def test_the_same_bits_for_any_number_of_threads(heads, kernel_size, threaded):
+    w, x = normal(0, heads, kernel_size, 150), normal(1, 5, 150, 40)
     x[3, 20, 3] = np.nan
     results = []
     for count in (1, 2, 3):

@@ -45,12 +45,12 @@ class Twin:
         buffer[...] = np.fft.ifft(buffer, axis=0, norm="forward") if inverse else np.fft.fft(buffer, axis=0)
 
     def filtered(self, spectra, filters, shares, width, missing, *, adjoint):
-        kernel = filters.shape[-1]
-        behind = width + kernel - 1 - missing - spectra.shape[-1]
+        kernel_size = filters.shape[-1]
+        behind = width + kernel_size - 1 - missing - spectra.shape[-1]
         padded = np.pad(spectra, [(0, 0), (0, 0), (0, 0), (missing, behind)])
         total = 0
-        for i in range(kernel):
-            start = kernel - 1 - i if adjoint else i
+        for i in range(kernel_size):
+            start = kernel_size - 1 - i if adjoint else i
             total = total + scaled_by(padded[..., start : start + width] * filters[..., i : i + 1], shares[..., i])
         return total
 
@@ -64,7 +64,7 @@ class Twin:
         nearer = np.where(size > noise, 1 - noise / np.where(size > 0, size, 1), 0)
         out[...] = np.where(np.isfinite(result), result, scaled_by(y * nearer, exponents))
 
-    def spoil(self, out, signals, survey, first, reach, lags, kernel, *, adjoint):
+    def spoil(self, out, signals, survey, first, reach, lags, kernel_size, *, adjoint):
         n, rows, heads, width = signals.shape
         bad = ~np.isfinite(wide(signals))
         times = np.arange(n)
@@ -74,7 +74,7 @@ class Twin:
             seen = (lag >= 0) & (lag <= np.minimum(far, lags - 1)[:, None])
             for h in range(heads):
                 spoiled = np.broadcast_to((far >= first[h])[:, None], (n, width)).copy()
-                for k in range(kernel):
+                for k in range(kernel_size):
                     near = np.zeros((n, width), bool)
                     if k < width:
                         shown = bad[:, r, h, k:] if adjoint else bad[:, r, h, : width - k]
@@ -113,7 +113,7 @@ class HostEngine(CupyEngine):
     def beside(self, array):
         return contextlib.nullcontext()
 
-    def refusal(self, request):
+    def unsupported(self, request):
         return None
 
     def matmul(self, *arrays, **options):

@@ -40,15 +40,15 @@ def norms(a, axis):
 
 def allowed(w, x, dtype):
     """Return the error law's bound of product and adjoint, `(..., 1, d)`, for `w` of shape `(h, m, k)`."""
-    heads, kernel, _ = w.shape
+    heads, kernel_size, _ = w.shape
     width = x.shape[-1] // heads
     signals = norms(x, -2).reshape(*x.shape[:-2], 1, heads, width)
     total = np.zeros_like(signals)
     for i, filters in enumerate(norms(w, -1).swapaxes(0, 1)):
-        shift = kernel - 1 - i
+        shift = kernel_size - 1 - i
         if shift < width:
             total[..., shift:] += filters * signals[..., : width - shift]
-            if kernel > 1:  # the adjoint reads the channels above
+            if kernel_size > 1:  # the adjoint reads the channels above
                 total[..., : width - shift] += filters * signals[..., shift:]
     return error_factor(x.shape[-2], "float32" if dtype in HALVES else dtype) * total.reshape(
         *x.shape[:-2], 1, x.shape[-1]
@@ -63,14 +63,14 @@ def check_product(y, w, x, *, adjoint=False, ids=None):
     check_within(y, expected, allowed(w, x, y.dtype.name) + rounded(y.dtype.name, expected))
 
 
-def dense_correlation(x, g, lags, heads, kernel, ids=None):
-    """Return the correlation, `(heads, kernel, lags)`, and the sum of norms that its error law has beside it."""
+def dense_correlation(x, g, lags, heads, kernel_size, ids=None):
+    """Return the correlation, `(heads, kernel_size, lags)`, and the sum of norms that its error law has beside it."""
     n, width = x.shape[-2], x.shape[-1] // heads
     x, g = (widened(a).reshape(-1, n, heads, width).astype(np.longdouble) for a in (x, g))  # sums err, too
-    c, total = (np.zeros((heads, kernel, size), np.longdouble) for size in (lags, 1))
+    c, total = (np.zeros((heads, kernel_size, size), np.longdouble) for size in (lags, 1))
     ids = np.zeros(n) if ids is None else ids
-    for i in range(kernel):
-        shift = kernel - 1 - i
+    for i in range(kernel_size):
+        shift = kernel_size - 1 - i
         if shift >= width:
             continue
         source, target = x[..., : width - shift], g[..., shift:]
@@ -81,10 +81,10 @@ def dense_correlation(x, g, lags, heads, kernel, ids=None):
     return c, total
 
 
-def check_correlation(c, x, g, lags, heads, kernel, ids=None):
+def check_correlation(c, x, g, lags, heads, kernel_size, ids=None):
     """Check a correlation against its definition."""
     dtype = c.dtype.name
-    expected, total = dense_correlation(x, g, lags, heads, kernel, ids)
+    expected, total = dense_correlation(x, g, lags, heads, kernel_size, ids)
     law = error_factor(x.shape[-2], "float32" if dtype in HALVES else dtype) * total
     check_within(widened(c).reshape(expected.shape), expected, law + rounded(dtype, expected))
 

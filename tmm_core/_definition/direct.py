@@ -25,15 +25,15 @@ def product(w: Array, x: Array, *, adjoint: bool) -> Array:
     return _rescued(functools.partial(_product, adjoint=adjoint), w, x)
 
 
-def correlation(x: Array, g: Array, *, lags: int, heads: int, kernel: int) -> Array:
+def correlation(x: Array, g: Array, *, lags: int, heads: int, kernel_size: int) -> Array:
     """Return the correlation `(h, m, lags)` of finite arrays; `lags` are at most the length."""
-    return _rescued(functools.partial(_correlation, lags=lags, heads=heads, kernel=kernel), x, g)
+    return _rescued(functools.partial(_correlation, lags=lags, heads=heads, kernel_size=kernel_size), x, g)
 
 
 def _product(w: Array, x: Array, *, adjoint: bool) -> Array:
     """Return the product by matrices `T[t, s] = w[t - s]`, some rows of the output at a time."""
     xp = namespace_of(w, x)
-    heads, kernel, lags = w.shape
+    heads, kernel_size, lags = w.shape
     n, d = x.shape[-2:]
     w = conj(w) if adjoint else w
     x_by_head = swap(xp.reshape(x, (*x.shape[:-1], heads, d // heads)), -3, -2)  # (..., h, n, d / h)
@@ -41,8 +41,8 @@ def _product(w: Array, x: Array, *, adjoint: bool) -> Array:
     def terms(start: int, stop: int) -> Iterator[Array]:
         """Yield what the outputs of these times read, one row of the kernel and some inputs after the other."""
         low, high = (start, min(n, stop + lags - 1)) if adjoint else (max(0, start - lags + 1), stop)
-        for i in range(kernel):
-            offset = (i - kernel + 1) if adjoint else (kernel - 1 - i)
+        for i in range(kernel_size):
+            offset = (i - kernel_size + 1) if adjoint else (kernel_size - 1 - i)
             for first in range(low, high, COLUMNS):
                 last = min(high, first + COLUMNS)
                 block = toeplitz_block(w[:, i, :], (start, stop), (first, last), transpose=adjoint)
@@ -67,7 +67,7 @@ def toeplitz_block(w: Array, rows: tuple[int, int], columns: tuple[int, int], *,
     return xp.where(inside, values, xp.zeros_like(values))
 
 
-def _correlation(x: Array, g: Array, *, lags: int, heads: int, kernel: int) -> Array:
+def _correlation(x: Array, g: Array, *, lags: int, heads: int, kernel_size: int) -> Array:
     """Return the sums `sum_t g[t] conj(x[t - j])` over time, rows and channels, lag by lag in blocks."""
     xp = namespace_of(x, g)
     n, d = x.shape[-2:]
@@ -80,8 +80,8 @@ def _correlation(x: Array, g: Array, *, lags: int, heads: int, kernel: int) -> A
 
     g = flat(g)
     rows = []
-    for i in range(kernel):
-        shifted = swap(conj(flat(shift_channels(x, kernel - 1 - i, heads))), -2, -1)
+    for i in range(kernel_size):
+        shifted = swap(conj(flat(shift_channels(x, kernel_size - 1 - i, heads))), -2, -1)
         rows.append(_diagonal_sums(g, shifted, lags))
     return xp.stack(rows, axis=-2)
 

@@ -52,14 +52,14 @@ def product(w: Array, x: Array, *, adjoint: bool) -> Array:
 def _product(w: Array, x: Array, cuts: Cuts, adjoint: bool) -> Array:
     """Return the product for x of shape `(..., n, h, c)`, each of its rows and channels, and filters, scaled to 1."""
     xp = namespace_of(w, x)
-    kernel, lags = w.shape[1:]
+    kernel_size, lags = w.shape[1:]
     n, _, width = x.shape[-3:]
     length = fast_length(n if is_real(x) else n + lags - 1)
     size_w = _sizes(w, -1)  # each row's own: it may be read alone, where its neighbours are silent
     W = _spectrum(w, size_w, length, -1)
     W = xp.permute_dims(conj(W) if adjoint else W, (1, 2, 0))[..., None]  # (m, N, h, 1)
-    root_w = [_root(size_w[:, i, :]) for i in range(kernel)]
-    offsets = _offsets(kernel, adjoint)
+    root_w = [_root(size_w[:, i, :]) for i in range(kernel_size)]
+    offsets = _offsets(kernel_size, adjoint)
 
     def product(x: Array) -> Array:
         size_x = _sizes(x, -3)
@@ -83,7 +83,7 @@ def _product(w: Array, x: Array, cuts: Cuts, adjoint: bool) -> Array:
 
     parts = []
     for first, last in cuts:  # with the neighbours that the kernel reads
-        low, high = (first, min(width, last + kernel - 1)) if adjoint else (max(0, first - kernel + 1), last)
+        low, high = (first, min(width, last + kernel_size - 1)) if adjoint else (max(0, first - kernel_size + 1), last)
         parts.append(product(x[..., low:high])[..., first - low : last - low])
     return _joined(parts, -1)
 
@@ -103,19 +103,19 @@ def _through_kernel(X: Array, W: Array, offsets: list[int], shares: list[Array])
     return total
 
 
-def _offsets(kernel: int, adjoint: bool) -> list[int]:
+def _offsets(kernel_size: int, adjoint: bool) -> list[int]:
     """Return, for each row of a kernel, how many channels before an output (behind it for the adjoint) it reads."""
-    return [(i - kernel + 1) if adjoint else (kernel - 1 - i) for i in range(kernel)]
+    return [(i - kernel_size + 1) if adjoint else (kernel_size - 1 - i) for i in range(kernel_size)]
 
 
-def correlation(x: Array, g: Array, *, lags: int, heads: int, kernel: int) -> Array:
+def correlation(x: Array, g: Array, *, lags: int, heads: int, kernel_size: int) -> Array:
     """Return the correlation `(h, m, lags)` of finite arrays."""
     x, g = _by_head(x, heads), _by_head(g, heads)
     groups, cuts = _pieces(x)
-    return _joined([_correlation(x[..., a:b, :], g[..., a:b, :], cuts, lags, kernel) for a, b in groups], 0)
+    return _joined([_correlation(x[..., a:b, :], g[..., a:b, :], cuts, lags, kernel_size) for a, b in groups], 0)
 
 
-def _correlation(x: Array, g: Array, cuts: Cuts, lags: int, kernel: int) -> Array:
+def _correlation(x: Array, g: Array, cuts: Cuts, lags: int, kernel_size: int) -> Array:
     """Return the correlation for `(..., n, h, c)`: the spectra of all rows and channels are added first."""
     xp = namespace_of(x, g)
     n = x.shape[-3]
@@ -123,13 +123,13 @@ def _correlation(x: Array, g: Array, cuts: Cuts, lags: int, kernel: int) -> Arra
     size_x, size_g = _sizes(x, -3), _sizes(g, -3)
     added = (*range(x.ndim - 3), x.ndim - 1)
     # Rows and channels of other scales meet at the largest one: by roots, since products may be out of range.
-    offsets = _offsets(kernel, adjoint=False)
+    offsets = _offsets(kernel_size, adjoint=False)
     roots = [_root(shift_channels(size_x, offset, 1)) * _root(size_g) for offset in offsets]
     largest = [xp.max(root, axis=added, keepdims=True) for root in roots]
     shares = [(root / _or_one(most)) ** 2 for root, most in zip(roots, largest, strict=True)]
     spectra = xp.zeros((), dtype=x.dtype, device=device_of(x))
     for first, last in cuts:
-        low = max(0, first - kernel + 1)
+        low = max(0, first - kernel_size + 1)
         X = xp.conj(_spectrum(x[..., low:last], size_x[..., low:last], length, -3))
         G = _spectrum(g[..., first:last], size_g[..., first:last], length, -3)
         sums = []

@@ -163,7 +163,7 @@ def spoiled_outputs(
     if bad_w is None and bad_x is None:
         return None
     xp = namespace_of(x)
-    heads, kernel, lags = w.shape
+    heads, kernel_size, lags = w.shape
     n, d = x.shape[-2:]
     reach = positions(x, segment_ids, from_end=adjoint)  # how far back (or ahead) its document goes
     spoiled = xp.zeros(x.shape, dtype=xp.bool, device=device_of(x))
@@ -174,7 +174,7 @@ def spoiled_outputs(
         spoiled = spoiled | (reach >= xp.repeat(first, d // heads))
     if bad_x is not None:
         near = bad_x
-        for offset in range(1, kernel):
+        for offset in range(1, kernel_size):
             near = near | shift_channels(bad_x, -offset if adjoint else offset, heads)
         times = positions(x, None)
         if adjoint:
@@ -194,7 +194,7 @@ def spoiled_lags(
     *,
     lags: int,
     heads: int,
-    kernel: int,
+    kernel_size: int,
     segment_ids: Array | None,
 ) -> Array | None:
     """Return which lags `(h, m, lags)` of a correlation the non-finite entries of `x` and `g` make NaN, or None.
@@ -215,17 +215,17 @@ def spoiled_lags(
 
     from_x = farthest(bad_x, positions(x, segment_ids, from_end=True))
     from_g = farthest(bad_g, positions(g, segment_ids))
-    return spoiled_up_to(from_x, from_g, lags=lags, kernel=kernel)
+    return spoiled_up_to(from_x, from_g, lags=lags, kernel_size=kernel_size)
 
 
-def spoiled_up_to(from_x: Array, from_g: Array, *, lags: int, kernel: int) -> Array:
+def spoiled_up_to(from_x: Array, from_g: Array, *, lags: int, kernel_size: int) -> Array:
     """Return which lags `(h, m, lags)` are NaN, by each channel's longest reach, `(h, d / h)`, negative for none."""
     xp = namespace_of(from_x, from_g)
     # Kernel entry i pairs channel c of g with channel c - (m - 1) + i of x.
-    shifts = (shift_channels(from_x + 1, kernel - 1 - i, 1) - 1 for i in range(kernel))
+    shifts = (shift_channels(from_x + 1, kernel_size - 1 - i, 1) - 1 for i in range(kernel_size))
     rows = []
     for i, shifted in enumerate(shifts):
-        in_head = xp.arange(from_g.shape[-1], device=device_of(from_g)) >= kernel - 1 - i
+        in_head = xp.arange(from_g.shape[-1], device=device_of(from_g)) >= kernel_size - 1 - i
         reach = xp.where(in_head, xp.maximum(shifted, from_g), xp.full_like(from_g, -1))
         rows.append(xp.max(reach, axis=-1))
     reach = xp.stack(rows, axis=-1)[..., None]

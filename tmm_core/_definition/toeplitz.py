@@ -1,6 +1,6 @@
 """Toeplitz products written out in array-API calls: the definition of what `toeplitz.py` offers, and its oracle.
 
-`w` is `(h, m, k)`, `x` and `g` are `(..., n, d)`. Short products and exact ones are direct sums (`direct.py`), long
+`w` is `(h, m, k)`, `x` and `g` are `(..., n, d)`. Short products are direct sums (`direct.py`), long
 ones go through transforms (`fourier.py`); documents and non-finite entries are masked (`masks.py`).
 """
 
@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import computed_in, device_of, nan_where, values_known
 from . import direct, fourier
 from .masks import by_segments, correlate_by_segments, split_finite, spoiled_lags, spoiled_outputs, unsorted
 
-__all__ = ["causal_toeplitz_correlate", "causal_toeplitz_matmul", "quiet"]
+__all__ = ["Method", "causal_toeplitz_correlate", "causal_toeplitz_matmul", "quiet"]
+
+Method = Literal["auto", "direct"]
+"""Sums or transforms, whichever is faster, or direct sums only, which are causal to the bit."""
 
 DIRECT_BELOW = 128
 """Up to this length direct sums are faster: in NumPy on one core, float32, 1.5 to 4 times at n = 128, even at 256."""
 
 
-def causal_toeplitz_matmul(w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
+def causal_toeplitz_matmul(w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None) -> Array:
     """Return `T(w) x` or `T(w)^H x`; see `toeplitz.causal_toeplitz_matmul`."""
     xp = namespace_of(w, x, segment_ids)
     dtype, (w, x) = computed_in(w, x)
@@ -31,8 +34,8 @@ def causal_toeplitz_matmul(w: Array, x: Array, /, *, adjoint: bool, exact: bool,
     x, bad_x = split_finite(x)
 
     def product(w: Array, x: Array) -> Array:
-        method = direct if exact or x.shape[-2] <= DIRECT_BELOW else fourier
-        return method.product(w, x, adjoint=adjoint)
+        algorithm = direct if method == "direct" or x.shape[-2] <= DIRECT_BELOW else fourier
+        return algorithm.product(w, x, adjoint=adjoint)
 
     with quiet():
         if segment_ids is None:
@@ -45,20 +48,20 @@ def causal_toeplitz_matmul(w: Array, x: Array, /, *, adjoint: bool, exact: bool,
 
 
 def causal_toeplitz_correlate(
-    x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
+    x: Array, g: Array, /, *, lags: int, heads: int, kernel_size: int, method: Method, segment_ids: Array | None
 ) -> Array:
     """Return the gradient of `<g, T(w) x>` for `w`; see `toeplitz.causal_toeplitz_correlate`."""
     xp = namespace_of(x, g, segment_ids)
     dtype, (x, g) = computed_in(x, g)
     if 0 in x.shape:
-        return xp.zeros((heads, kernel, lags), dtype=dtype, device=device_of(x))
+        return xp.zeros((heads, kernel_size, lags), dtype=dtype, device=device_of(x))
     used = min(lags, x.shape[-2])
     x, bad_x = split_finite(x)
     g, bad_g = split_finite(g)
 
     def correlate(x: Array, g: Array, lags: int) -> Array:
-        method = direct if exact or x.shape[-2] <= DIRECT_BELOW else fourier
-        return method.correlation(x, g, lags=lags, heads=heads, kernel=kernel)
+        algorithm = direct if method == "direct" or x.shape[-2] <= DIRECT_BELOW else fourier
+        return algorithm.correlation(x, g, lags=lags, heads=heads, kernel_size=kernel_size)
 
     with quiet():
         if segment_ids is None:
@@ -66,10 +69,12 @@ def causal_toeplitz_correlate(
         else:
             c = correlate_by_segments(correlate, x, g, segment_ids, lags=used)
             c = nan_where(None if values_known(c) else xp.any(unsorted(segment_ids)), c)
-        spoiled = spoiled_lags(x, g, bad_x, bad_g, lags=used, heads=heads, kernel=kernel, segment_ids=segment_ids)
+        spoiled = spoiled_lags(
+            x, g, bad_x, bad_g, lags=used, heads=heads, kernel_size=kernel_size, segment_ids=segment_ids
+        )
         c = xp.astype(nan_where(spoiled, c), dtype, copy=False)
     if used < lags:
-        c = xp.concat([c, xp.zeros((heads, kernel, lags - used), dtype=dtype, device=device_of(c))], axis=-1)
+        c = xp.concat([c, xp.zeros((heads, kernel_size, lags - used), dtype=dtype, device=device_of(c))], axis=-1)
     return c
 
 

@@ -13,7 +13,7 @@ from .._arrays.properties import device_of, result_dtype_name, values_known
 from .._definition.masks import unsorted
 from ..errors import InputError, InputTypeError
 
-__all__ = ["check_count", "check_filter", "check_heads", "check_segments", "check_signal", "together"]
+__all__ = ["check_count", "check_filter", "check_heads", "check_method", "check_segments", "check_signal", "together"]
 
 
 _OPTIONAL = ("bias", "row", "segment_ids")
@@ -80,6 +80,12 @@ def check_heads(name: str, heads: int, channels: int) -> None:
         raise InputError(
             f"{name}, {heads} heads, must divide the {channels} channels: every head owns as many channels"
         )
+
+
+def check_method(method: str) -> None:
+    """Refuse a way of computing that there is not."""
+    if method not in ("auto", "direct"):
+        raise InputError(f"method must be 'auto' or 'direct', and is {method!r}")
 
 
 def check_count(name: str, value: int, least: int) -> int:

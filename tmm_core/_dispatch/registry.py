@@ -62,7 +62,7 @@ class Definition:
 
         return exchange.share(array, numpy)
 
-    def refusal(self, request: Request) -> str | None:
+    def unsupported(self, request: Request) -> str | None:
         """Return why NumPy cannot serve a device; the arrays' own namespace serves them all."""
         if self.name == "numpy" and request.device != "cpu":
             return f"NumPy computes on the CPU, and the arrays are on {request.device!r}"
@@ -197,10 +197,8 @@ def compute(
     """Compute `operation` on arrays of one library: choose the engine, then go through the library's bridge."""
     library = exchange.library_of(arrays[0])
     request = Request(
-        operation,
         result_dtype_name(*arrays),
         exchange.device_kind(arrays[0]),
-        bool(options["exact"]),
         segment_ids is not None,
         tuple(arrays[-1].shape),
     )
@@ -237,7 +235,7 @@ def choose_streamer(name: str, library: str, request: Request) -> Engine | None:
         engine = choose_engine(name, library, request)
         return engine if isinstance(engine, Streamer) else None
     able = (engine for engine in _fastest_engines(library) if isinstance(engine, Streamer))
-    return next((engine for engine in able if engine.refusal(request) is None), None)
+    return next((engine for engine in able if engine.unsupported(request) is None), None)
 
 
 def choose_engine(backend: str | None, library: str, request: Request) -> Engine:
@@ -245,7 +243,7 @@ def choose_engine(backend: str | None, library: str, request: Request) -> Engine
     name = chosen_backend(backend)
     if name != "auto":
         engine = get_backend(name).engine
-        reason = engine.refusal(request)
+        reason = engine.unsupported(request)
         if reason is not None:
             raise InputError(f"backend {name!r} cannot serve this call: {reason}; choose another, or 'auto'")
         return engine
@@ -253,7 +251,7 @@ def choose_engine(backend: str | None, library: str, request: Request) -> Engine
     if _is_small(library, request):
         engines = (get_backend(_FEW[library][1]).engine, *engines)
     for engine in engines:
-        if engine.refusal(request) is None:
+        if engine.unsupported(request) is None:
             return engine
     return get_backend("array_api").engine
 

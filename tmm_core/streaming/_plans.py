@@ -76,7 +76,7 @@ class StreamPlan:
         sums, bias = (None if a is None else xp.astype(a, computed) for a in self._tables)
         parts = Parts(lags, sums, bias, self.capacity, self._leaf, self.backend, dtype)
         library = library_of(sample)
-        request = Request("stream", dtype_name(computed), device_kind(sample), False, False)
+        request = Request(dtype_name(computed), device_kind(sample))
         engine = registry.choose_streamer(self.backend, library, request)
         bridge = registry.bridge_of(library)
         if isinstance(bridge, StreamBridge):

@@ -54,11 +54,11 @@ def step(product: Product, w: Array, tape: Array, at: int, x: Array, leaf: int) 
 def weighted(w: Array, recent: Array) -> Array:
     """Return `sum_j w[j] recent[last - j]` for `(b, lags, d)`, within heads and over the rows of kernels."""
     xp = namespace_of(w, recent)
-    (heads, kernel, lags), (rows, _, d) = w.shape, recent.shape
+    (heads, kernel_size, lags), (rows, _, d) = w.shape, recent.shape
     by_time = xp.permute_dims(xp.flip(w, axis=-1), (1, 2, 0))[..., None]  # (m, lags, h, 1)
     total = None
-    for i in range(kernel):
-        read = shift_channels(recent, kernel - 1 - i, heads)
+    for i in range(kernel_size):
+        read = shift_channels(recent, kernel_size - 1 - i, heads)
         read = xp.reshape(read, (rows, lags, heads, d // heads))
         part = xp.sum(read * by_time[i, ...], axis=1)
         total = part if total is None else total + part

@@ -74,10 +74,10 @@ def check_batched_layers(library: Library, backend: str) -> None:
     rows = places(n, length)
     ids = library.asarray(np.stack([ids for _, _, ids in rows]), "int32")
     document = normal(rng, 1, length, 6, dtype="float32")
-    for kernel, mean in ((1, True), (3, False)):
-        w, bias = normal(rng, 2, kernel, length - 1, dtype="float32"), normal(rng, 2, n, dtype="float32")
+    for kernel_size, mean in ((1, True), (3, False)):
+        w, bias = normal(rng, 2, kernel_size, length - 1, dtype="float32"), normal(rng, 2, n, dtype="float32")
         layer = _layer(library, backend, mean, mean)
-        given = library.asarray(w if kernel > 1 else w[:, 0], "float32")
+        given = library.asarray(w if kernel_size > 1 else w[:, 0], "float32")
         positions = library.asarray(bias, "float32")
         alone = library.to_numpy(layer(given, library.asarray(document, "float32"), positions))
         lags = np.logaddexp(w, 0) if mean else w
@@ -93,8 +93,8 @@ def check_batched_layers(library: Library, backend: str) -> None:
                 x[row, place] = document[0]
             y = library.to_numpy(layer(given, library.asarray(x, "float32"), positions, ids))
             found = np.stack([y[row, place] for row, (place, _, _) in enumerate(rows)])
-            check_close(found, np.tile(alone, (3, 1, 1)), bound, f"a document among {around}, {kernel=} {mean=}")
-            check_equal(found, found if before is None else before, f"isolation from {around}, {kernel=} {mean=}")
+            check_close(found, np.tile(alone, (3, 1, 1)), bound, f"a document among {around}, {kernel_size=} {mean=}")
+            check_equal(found, found if before is None else before, f"isolation from {around}, {kernel_size=} {mean=}")
             before = found
 
 

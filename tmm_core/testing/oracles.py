@@ -53,22 +53,22 @@ def lag_matrix(w: Numbers, n: int, ids: Numbers | None) -> Numbers:
     return matrix * same
 
 
-def channel_pairs(heads: int, kernel: int, d: int) -> Iterator[tuple[int, int, int, int]]:
+def channel_pairs(heads: int, kernel_size: int, d: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield head, kernel row, and the channels that the row joins: of the output and of the input."""
     width = d // heads
     for c in range(d):
-        for i in range(kernel):
-            source = c - (kernel - 1) + i
+        for i in range(kernel_size):
+            source = c - (kernel_size - 1) + i
             if source >= c // width * width:
                 yield c // width, i, c, source
 
 
 def dense_product(w: Numbers, x: Numbers, *, adjoint: bool = False, ids: Numbers | None = None) -> Numbers:
     """Return the product by its definition."""
-    heads, kernel, _ = w.shape
+    heads, kernel_size, _ = w.shape
     matrix = lag_matrix(w, x.shape[-2], ids)
     y = np.zeros(x.shape, np.result_type(w, x))
-    for head, i, c, source in channel_pairs(heads, kernel, x.shape[-1]):
+    for head, i, c, source in channel_pairs(heads, kernel_size, x.shape[-1]):
         if adjoint:
             y[..., source] += x[..., c] @ matrix[head, i].conj()
         else:
@@ -77,14 +77,14 @@ def dense_product(w: Numbers, x: Numbers, *, adjoint: bool = False, ids: Numbers
 
 
 def dense_correlation(
-    x: Numbers, g: Numbers, lags: int, heads: int, kernel: int, ids: Numbers | None = None
+    x: Numbers, g: Numbers, lags: int, heads: int, kernel_size: int, ids: Numbers | None = None
 ) -> Numbers:
     """Return the correlation by its definition."""
     n = x.shape[-2]
-    c = np.zeros((heads, kernel, lags), np.result_type(x, g))
+    c = np.zeros((heads, kernel_size, lags), np.result_type(x, g))
     lag = np.arange(n)[:, None] - np.arange(n)
     same = np.ones((n, n), bool) if ids is None else ids[:, None] == ids
-    for head, i, target, source in channel_pairs(heads, kernel, x.shape[-1]):
+    for head, i, target, source in channel_pairs(heads, kernel_size, x.shape[-1]):
         products = np.einsum("rt,rs->ts", *(a.reshape(math.prod(a.shape[:-1]), n)
                                             for a in (g[..., target], x[..., source].conj())))  # fmt: skip
         products = np.where(same, products, 0)
@@ -100,12 +100,12 @@ def channel_norms(a: Numbers) -> Numbers:
 
 def error_bound(w: Numbers, x: Numbers, dtype: str) -> Numbers:
     """Return the error law's bound for each row and channel, `(..., 1, d)`: over all channels that an output reads."""
-    heads, kernel, _ = w.shape
+    heads, kernel_size, _ = w.shape
     norms, total = channel_norms(x), np.zeros((*x.shape[:-2], 1, x.shape[-1]))
     filters = np.sqrt((np.abs(w) ** 2).sum(-1))
-    for head, i, c, source in channel_pairs(heads, kernel, x.shape[-1]):
+    for head, i, c, source in channel_pairs(heads, kernel_size, x.shape[-1]):
         total[..., c] += filters[head, i] * norms[..., source]
-        if kernel > 1:
+        if kernel_size > 1:
             total[..., source] += filters[head, i] * norms[..., c]
     return error_factor(x.shape[-2], dtype) * total
 

@@ -22,6 +22,7 @@ import numpy as np
 import tmm_core
 
 from .._arrays.exchange import Array
+from ..backend import Method
 from ..errors import InputError
 from .batches import BATCH_LAWS
 from .oracles import (
@@ -101,12 +102,12 @@ N_LONG, N_SHORT = 131, 16
 
 
 @functools.cache
-def _matmul(library: Library, backend: str, adjoint: bool = False, exact: bool = False) -> Callable[..., Array]:
+def _matmul(library: Library, backend: str, adjoint: bool = False, method: Method = "auto") -> Callable[..., Array]:
     """Return the product as a function of arrays, compiled once for all laws."""
 
     def matmul(w: Array, x: Array, segment_ids: Array | None = None) -> Array:
         return tmm_core.causal_toeplitz_matmul(
-            w, x, adjoint=adjoint, exact=exact, segment_ids=segment_ids, backend=backend
+            w, x, adjoint=adjoint, method=method, segment_ids=segment_ids, backend=backend
         )
 
     return library.transform(matmul)
@@ -114,11 +115,18 @@ def _matmul(library: Library, backend: str, adjoint: bool = False, exact: bool =
 
 @functools.cache
 def _correlate(
-    library: Library, backend: str, lags: int, heads: int = 1, kernel: int = 1, exact: bool = False
+    library: Library, backend: str, lags: int, heads: int = 1, kernel_size: int = 1, method: Method = "auto"
 ) -> Callable[..., Array]:
     def correlate(x: Array, g: Array, segment_ids: Array | None = None) -> Array:
         return tmm_core.causal_toeplitz_correlate(
-            x, g, lags=lags, heads=heads, kernel=kernel, exact=exact, segment_ids=segment_ids, backend=backend
+            x,
+            g,
+            lags=lags,
+            heads=heads,
+            kernel_size=kernel_size,
+            method=method,
+            segment_ids=segment_ids,
+            backend=backend,
         )
 
     return library.transform(correlate)
@@ -128,15 +136,19 @@ def _correlate(
 
 
 def check_products(library: Library, backend: str) -> None:
-    """Product and adjoint are the definition's: whole, banded, with unused lags, heads, kernels, exactly or not."""
+    """Product and adjoint are the definition's: whole, banded, with unused lags, heads, kernels, by either method."""
     rng = np.random.default_rng(0)
-    for n, lags, kernel, exact in ((N_LONG, N_LONG, 3, False), (N_LONG, 9, 1, False), (N_SHORT, 25, 3, False),
-                                   (N_LONG, N_LONG, 3, True)):  # fmt: skip
+    for n, lags, kernel_size, method in (
+        (N_LONG, N_LONG, 3, "auto"),
+        (N_LONG, 9, 1, "auto"),
+        (N_SHORT, 25, 3, "auto"),
+        (N_LONG, N_LONG, 3, "direct"),
+    ):
         for dtype in [name for name in ("float32", "complex128") if name in library.dtypes]:
-            w, x = normal(rng, 2, kernel, lags, dtype=dtype), normal(rng, 2, n, 6, dtype=dtype)
+            w, x = normal(rng, 2, kernel_size, lags, dtype=dtype), normal(rng, 2, n, 6, dtype=dtype)
             arrays = library.asarray(w, dtype), library.asarray(x, dtype)
             for adjoint in (False, True):
-                y = library.to_numpy(_matmul(library, backend, adjoint, exact)(*arrays))
+                y = library.to_numpy(_matmul(library, backend, adjoint, method)(*arrays))
                 check_close(
                     y,
                     dense_product(w, x, adjoint=adjoint),
@@ -148,14 +160,18 @@ def check_products(library: Library, backend: str) -> None:
 def check_correlations(library: Library, backend: str) -> None:
     """The correlation is the definition's, and its lags beyond the length are zero."""
     rng = np.random.default_rng(1)
-    for n, lags, kernel, exact in ((N_LONG, 135, 3, False), (N_LONG, 9, 1, False), (N_SHORT, 16, 3, False),
-                                   (N_SHORT, 16, 3, True)):  # fmt: skip
+    for n, lags, kernel_size, method in (
+        (N_LONG, 135, 3, "auto"),
+        (N_LONG, 9, 1, "auto"),
+        (N_SHORT, 16, 3, "auto"),
+        (N_SHORT, 16, 3, "direct"),
+    ):
         for dtype in [name for name in ("float32", "complex128") if name in library.dtypes]:
             x, g = normal(rng, 2, n, 6, dtype=dtype), normal(rng, 2, n, 6, dtype=dtype)
-            found = _correlate(library, backend, lags, 2, kernel, exact)(
+            found = _correlate(library, backend, lags, 2, kernel_size, method)(
                 library.asarray(x, dtype), library.asarray(g, dtype)
             )
-            expected = dense_correlation(x, g, lags, 2, kernel)
+            expected = dense_correlation(x, g, lags, 2, kernel_size)
             bound = error_factor(n, dtype) * 4 * np.max(channel_norms(x)) * np.max(channel_norms(g)) * 6
             c = library.to_numpy(found).reshape(expected.shape)
             check_close(c, expected, bound, f"correlation of {dtype}, {n=} {lags=}")
@@ -185,22 +201,23 @@ def check_identities(library: Library, backend: str) -> None:
 
 
 def check_causality(library: Library, backend: str) -> None:
-    """Later inputs change no bit of an exact output, and of others no more than rounding."""
+    """Later inputs change no bit of an output by direct sums, and of others no more than rounding."""
     rng = np.random.default_rng(3)
     n, t = N_LONG, 70
     w, x = normal(rng, 2, 3, n, dtype="float32"), normal(rng, 2, n, 6, dtype="float32")
     for change in (1.0, 1e4, 3e38, math.nan):
         other = x.copy()
         other[:, t:] = change
-        for exact in (True, False):
-            run = _matmul(library, backend, False, exact)
+        methods: tuple[Method, ...] = ("direct", "auto")
+        for method in methods:
+            run = _matmul(library, backend, False, method)
             y, z = (library.to_numpy(run(library.asarray(w, "float32"), library.asarray(a, "float32")))[:, :t]
                     for a in (x, other))  # fmt: skip
-            if exact or math.isnan(change):
-                leak = 0.0 if exact else 2 * error_bound(w, x, "float32")
+            if method == "direct" or math.isnan(change):
+                leak = 0.0 if method == "direct" else 2 * error_bound(w, x, "float32")
             else:
                 leak = 2 * error_bound(w, other, "float32")
-            check_close(z, y, leak, f"causality after a change to {change}, {exact=}")
+            check_close(z, y, leak, f"causality after a change to {change}, {method=}")
 
 
 def check_segments(library: Library, backend: str) -> None:
@@ -317,11 +334,11 @@ def check_range(library: Library, backend: str) -> None:
     }
     for what, pair in cases.items():
         w, x = (a.astype(np.float32).astype(float) for a in pair)
-        for adjoint, exact in ((False, False), (True, False), (False, True)):
+        for adjoint, method in ((False, "auto"), (True, "auto"), (False, "direct")):
             if adjoint and what.startswith("large where"):
                 continue
             arrays = library.asarray(w, "float32"), library.asarray(x, "float32")
-            y = library.to_numpy(_matmul(library, backend, adjoint, exact)(*arrays)).astype(float)
+            y = library.to_numpy(_matmul(library, backend, adjoint, method)(*arrays)).astype(float)
             check_close(
                 y, dense_product(w, x, adjoint=adjoint), error_bound(w, x, "float32") + n * SMALLEST, f"range: {what}"
             )
@@ -361,13 +378,13 @@ def check_errors(library: Library, backend: str) -> None:
         array = library.asarray(x.astype(dtype), dtype)
         for name, lags in filters.items():
             w = lags.astype(dtype).astype(np.longdouble)[None, None]
-            for adjoint, exact in ((False, False), (True, False), (False, True)):
-                run = _matmul(library, backend, adjoint, exact)
+            for adjoint, method in ((False, "auto"), (True, "auto"), (False, "direct")):
+                run = _matmul(library, backend, adjoint, method)
                 y = library.to_numpy(run(library.asarray(w.astype(dtype), dtype), array))
                 turn = -1 if adjoint else 1
                 expected = np.stack([np.convolve(w[0, 0], a[::turn])[:n][::turn] for a in x[0].T], axis=-1)[None]
                 check_close(
-                    y, expected, error_bound(w, x, dtype), f"error law of {dtype}, {name} filter, {adjoint=} {exact=}"
+                    y, expected, error_bound(w, x, dtype), f"error law of {dtype}, {name} filter, {adjoint=} {method=}"
                 )
 
 

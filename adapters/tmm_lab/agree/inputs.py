@@ -34,16 +34,16 @@ class Product:
     """(b, n, d)"""
 
     @classmethod
-    def draw(cls, seed: int, n: int, heads: int, kernel: int, lags: int) -> Product:
+    def draw(cls, seed: int, n: int, heads: int, kernel_size: int, lags: int) -> Product:
         """Return one of normal numbers."""
         rng = np.random.default_rng(seed)
-        w = normal(rng, heads, kernel, lags, dtype="float32")
+        w = normal(rng, heads, kernel_size, lags, dtype="float32")
         return cls(w, *(normal(rng, 2, n, 8, dtype="float32") for _ in range(2)))
 
 
 PRODUCTS = {
-    "two heads": Product.draw(0, 300, heads=2, kernel=1, lags=300),
-    "kernels of 3, banded": Product.draw(1, 200, heads=2, kernel=3, lags=90),
+    "two heads": Product.draw(0, 300, heads=2, kernel_size=1, lags=300),
+    "kernels of 3, banded": Product.draw(1, 200, heads=2, kernel_size=3, lags=90),
 }
 
 
@@ -55,7 +55,7 @@ class Stream:
     prompt: int
 
 
-STREAM = {"two heads": Stream(Product.draw(2, 160, heads=2, kernel=1, lags=160), prompt=88)}
+STREAM = {"two heads": Stream(Product.draw(2, 160, heads=2, kernel_size=1, lags=160), prompt=88)}
 """After the prompt there are as many tokens as fill a tile, and some."""
 
 

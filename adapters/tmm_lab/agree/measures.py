@@ -100,9 +100,4 @@ def _measure(measured: Measured, name: str, topic: Topic, column: Column, dtype:
 def _refusal(column: Column, side: Side, dtype: str, topic: Topic) -> str | None:
     sample = side.array(next(iter(PRODUCTS.values())).x, dtype)
     engine = get_backend(column.engine).engine
-    for operation in topic.asks:
-        request = Request(operation, dtype, device_kind(sample), False, False, tuple(sample.shape))
-        reason = engine.refusal(request)
-        if reason is not None:
-            return reason
-    return None
+    return engine.unsupported(Request(dtype, device_kind(sample), shape=tuple(sample.shape)))

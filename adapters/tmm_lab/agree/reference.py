@@ -121,22 +121,22 @@ def _sums(topic: str, case: Any) -> dict[str, Numbers]:
     """Return what a case of products is, summed by definition."""
     if isinstance(case, Stream):
         return {"": dense_product(case.product.w, case.product.x)}
-    heads, kernel, lags = case.w.shape
+    heads, kernel_size, lags = case.w.shape
     if topic == "correlate":
-        return {"": dense_correlation(case.x, case.g, lags, heads, kernel)}
+        return {"": dense_correlation(case.x, case.g, lags, heads, kernel_size)}
     if topic == "differentiate":
         return {
             "x": dense_product(case.w, case.g, adjoint=True),
-            "w": dense_correlation(case.x, case.g, lags, heads, kernel),
+            "w": dense_correlation(case.x, case.g, lags, heads, kernel_size),
         }
     return {"": dense_product(case.w, case.x, adjoint=topic == "adjoint")}
 
 
 def _correlation_bound(case: Product, dtype: str) -> Numbers:
     """Return the error law's bound for each row of lags, (h, m, 1): over all pairs of channels that it joins."""
-    heads, kernel, _ = case.w.shape
-    total = np.zeros((heads, kernel, 1))
+    heads, kernel_size, _ = case.w.shape
+    total = np.zeros((heads, kernel_size, 1))
     x, g = channel_norms(case.x), channel_norms(case.g)
-    for head, i, c, source in channel_pairs(heads, kernel, case.x.shape[-1]):
+    for head, i, c, source in channel_pairs(heads, kernel_size, case.x.shape[-1]):
         total[head, i] += float(np.sum(x[..., source] * g[..., c]))
     return error_factor(case.x.shape[-2], dtype) * total

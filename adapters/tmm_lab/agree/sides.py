@@ -55,8 +55,8 @@ class Side:
     def correlate(self, case: Product, dtype: str) -> dict[str, Numbers]:
         """Return the correlation, (h, m, k)."""
         x, g = self.array(case.x, dtype), self.array(case.g, dtype)
-        heads, kernel, lags = case.w.shape
-        c = tmm_core.causal_toeplitz_correlate(x, g, lags=lags, heads=heads, kernel=kernel)
+        heads, kernel_size, lags = case.w.shape
+        c = tmm_core.causal_toeplitz_correlate(x, g, lags=lags, heads=heads, kernel_size=kernel_size)
         return {"": self.numpy(c).reshape(case.w.shape)}
 
     def gradients(self, case: Product, dtype: str) -> dict[str, Numbers]:

@@ -28,7 +28,7 @@ def engine_name(library: str, device: str, dtype: str) -> str:
     LookupError, ValueError
         If the engine that the user chose is unknown, is not installed, or cannot serve the device.
     """
-    return choose_engine(None, library, Request("matmul", dtype, device, exact=False, segments=False)).name
+    return choose_engine(None, library, Request(dtype, device)).name
 
 
 def peak_memory() -> str:

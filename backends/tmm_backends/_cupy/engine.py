@@ -15,7 +15,7 @@ from tmm_core._arrays.exchange import Array
 from tmm_core._arrays.properties import is_real, result_dtype
 from tmm_core._definition import masks, toeplitz
 from tmm_core._definition.fourier import NOISE, fast_length
-from tmm_core.backend import Request
+from tmm_core.backend import Method, Request
 
 from . import gpu
 from .operations import FAR, ZERO, Operations, Survey
@@ -49,7 +49,7 @@ class CupyEngine:
         """Return a block in which work is queued on the device of `array`, and on its library's stream."""
         return gpu.queue_of(array)
 
-    def refusal(self, request: Request) -> str | None:
+    def unsupported(self, request: Request) -> str | None:
         """Return why a device or a dtype is not served."""
         reason = gpu.missing()
         if reason is not None:
@@ -65,16 +65,16 @@ class CupyEngine:
             return f"CuPy {cupy.__version__} has no bfloat16: install CuPy 14 or later"
         return None
 
-    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
+    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None) -> Array:
         """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
         xp, dtype, computed = self._operations.xp, *self._dtypes(w, x)
         if 0 in x.shape:
             return xp.zeros(x.shape, dtype)
-        if exact:
-            options: dict[str, Any] = {"adjoint": adjoint, "exact": True, "segment_ids": segment_ids}
+        if method == "direct":
+            options: dict[str, Any] = {"adjoint": adjoint, "method": "direct", "segment_ids": segment_ids}
             return toeplitz.causal_toeplitz_matmul(_doubled(w), _doubled(x), **options).astype(dtype)
         w, out = w[..., : x.shape[-2]], xp.empty(x.shape, dtype)
-        heads, kernel, lags = w.shape
+        heads, kernel_size, lags = w.shape
         signals, results = _time_first(x, heads), _time_first(out, heads)
         filters, survey = self._filters(w, computed), self._surveyed(signals, computed, last=not adjoint)
         if segment_ids is None:
@@ -83,28 +83,37 @@ class CupyEngine:
         else:
             self._product_by_segments(w, x, out, computed, adjoint, segment_ids)
             reach = self._reach(x, segment_ids, adjoint)
-        self._operations.spoil(results, signals, survey, filters.first, reach, lags, kernel, adjoint=adjoint)
+        self._operations.spoil(results, signals, survey, filters.first, reach, lags, kernel_size, adjoint=adjoint)
         return out
 
     def correlate(
-        self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
+        self,
+        x: Array,
+        g: Array,
+        /,
+        *,
+        lags: int,
+        heads: int,
+        kernel_size: int,
+        method: Method,
+        segment_ids: Array | None,
     ) -> Array:
         """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
         xp, dtype, computed = self._operations.xp, *self._dtypes(x, g)
-        shape = {"heads": heads, "kernel": kernel}
-        if exact:
-            options: dict[str, Any] = {"lags": lags, "exact": True, "segment_ids": segment_ids, **shape}
+        shape = {"heads": heads, "kernel_size": kernel_size}
+        if method == "direct":
+            options: dict[str, Any] = {"lags": lags, "method": "direct", "segment_ids": segment_ids, **shape}
             return toeplitz.causal_toeplitz_correlate(_doubled(x), _doubled(g), **options).astype(dtype)
-        result = xp.zeros((heads, kernel, lags), dtype)
+        result = xp.zeros((heads, kernel_size, lags), dtype)
         if 0 in x.shape:
             return result
         used = min(lags, x.shape[-2])
         if segment_ids is None:
             sources, targets = _time_first(x, heads), _time_first(g, heads)
             surveys = self._surveyed(sources, computed, last=False), self._surveyed(targets, computed, last=True)
-            c = self._correlation(sources, targets, *surveys, computed, kernel, used)
+            c = self._correlation(sources, targets, *surveys, computed, kernel_size, used)
             ends = x.shape[-2] - 1 - surveys[0].nearest, surveys[1].nearest
-            spoiled = masks.spoiled_up_to(*(end.max(0) for end in ends), lags=used, kernel=kernel)
+            spoiled = masks.spoiled_up_to(*(end.max(0) for end in ends), lags=used, kernel_size=kernel_size)
         else:
             c = self._correlation_by_segments(x, g, computed, segment_ids, lags=used, **shape)
             bad = (~xp.isfinite(a.astype(computed, copy=False)) for a in (x, g))
@@ -117,13 +126,13 @@ class CupyEngine:
         return self._operations.survey(signals, computed.type(0).real.dtype, last=last)
 
     def _filters(self, w: Array, computed: Any) -> Filters:
-        """Return what is known of lags `(heads, kernel, lags)`."""
+        """Return what is known of lags `(heads, kernel_size, lags)`."""
         signals = w.transpose(2, 0, 1)[:, None]
         survey = self._surveyed(signals, computed, last=False)
         return Filters(signals, survey.exponents, survey.norms, survey.nearest.min((0, 2)))
 
     def _spectra(self, filters: Filters, heads: slice, length: int, buffer: Any, turn: bool, adjoint: bool) -> Array:
-        """Return the spectra of some heads' filters, `(N, 1, heads, kernel)`, conjugate for the adjoint."""
+        """Return the spectra of some heads' filters, `(N, 1, heads, kernel_size)`, conjugate for the adjoint."""
         exponents = filters.exponents[:, heads]
         spectra = self._operations.turned(filters.signals[:, :, heads], exponents, length, buffer, turn=turn)
         self._operations.transform(spectra, inverse=False)
@@ -133,19 +142,19 @@ class CupyEngine:
         """Write the product of signals into signals, as if what is not finite were zero."""
         xp, do = self._operations.xp, self._operations
         n, rows, heads, width = x.shape
-        lags, kernel = filters.signals.shape[0], filters.signals.shape[-1]
+        lags, kernel_size = filters.signals.shape[0], filters.signals.shape[-1]
         turn, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
         length = fast_length(n if turn else n + lags - 1)
-        for some, parts in pieces(length, rows, heads, width, kernel):
+        for some, parts in pieces(length, rows, heads, width, kernel_size):
             spectra = self._spectra(filters, some, length, buffer, turn, adjoint)
             scales, norms = filters.exponents[:, some], filters.norms[:, some]
             for part in parts:
-                window = Window(part.channels, kernel, width, adjoint)
+                window = Window(part.channels, kernel_size, width, adjoint)
                 read = part.rows, part.heads, window.read
                 exponents = survey.exponents[read]
                 X = do.turned(x[:, *read], exponents, length, buffer, turn=turn)
                 do.transform(X, inverse=False)
-                if kernel == 1:
+                if kernel_size == 1:
                     X *= spectra
                     sizes, heard = exponents + scales, survey.norms[read] * norms
                 else:
@@ -159,29 +168,29 @@ class CupyEngine:
                 do.signal(X, out[:, *part], sizes, heard * _rounding(computed, n), turn=turn)
 
     def _correlation(
-        self, x: Array, g: Array, seen_x: Survey, seen_g: Survey, computed: Any, kernel: int, lags: int
+        self, x: Array, g: Array, seen_x: Survey, seen_g: Survey, computed: Any, kernel_size: int, lags: int
     ) -> Array:
         """Return the correlation of signals, as if what is not finite were zero."""
         xp, do = self._operations.xp, self._operations
         n, rows, heads, width = x.shape
         turn, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
         length = fast_length(n if turn else n + lags - 1)
-        whole = Window(slice(0, width), kernel, width, False)
+        whole = Window(slice(0, width), kernel_size, width, False)
         sizes = xp.stack(whole.rows(seen_x.exponents, ZERO), -1) + seen_g.exponents[..., None]
         largest = sizes.max((0, 2))  # (heads, kernel)
         shares = sizes - largest[:, None]
         heard = xp.ldexp(xp.stack(whole.rows(seen_x.norms, 0), -1) * seen_g.norms[..., None], shares).sum((0, 2))
-        out = xp.empty((heads, kernel, lags), computed)
-        for some, parts in pieces(length, rows, heads, width, kernel):
-            total = xp.zeros((length, 1, some.stop - some.start, kernel), buffer)
+        out = xp.empty((heads, kernel_size, lags), computed)
+        for some, parts in pieces(length, rows, heads, width, kernel_size):
+            total = xp.zeros((length, 1, some.stop - some.start, kernel_size), buffer)
             for part in parts:
-                window = Window(part.channels, kernel, width, False)
+                window = Window(part.channels, kernel_size, width, False)
                 read = part.rows, part.heads, window.read
                 X = do.turned(x[:, *read], seen_x.exponents[read], length, buffer, turn=turn)
                 G = do.turned(g[:, *part], seen_g.exponents[part], length, buffer, turn=turn)
                 do.transform(X, inverse=False)
                 do.transform(G, inverse=False)
-                for i in range(kernel):
+                for i in range(kernel_size):
                     sources, targets = window.pairs(i)
                     total[:, 0, :, i] += do.paired(X[..., sources], G[..., targets], shares[*part, i][..., targets])
             do.transform(total, inverse=True)
@@ -206,16 +215,16 @@ class CupyEngine:
             target[...] = masks.by_segments(product, w, wide, ids, adjoint=adjoint)
 
     def _correlation_by_segments(
-        self, x: Array, g: Array, computed: Any, segment_ids: Array, *, lags: int, heads: int, kernel: int
+        self, x: Array, g: Array, computed: Any, segment_ids: Array, *, lags: int, heads: int, kernel_size: int
     ) -> Array:
         """Return the correlation within documents, some rows at a time."""
 
         def correlate(x: Array, g: Array, lags: int) -> Array:
             sources, targets = _time_first(x, heads), _time_first(g, heads)
             seen_x, seen_g = (self._surveyed(signals, computed, last=True) for signals in (sources, targets))
-            return self._correlation(sources, targets, seen_x, seen_g, computed, kernel, min(lags, x.shape[-2]))
+            return self._correlation(sources, targets, seen_x, seen_g, computed, kernel_size, min(lags, x.shape[-2]))
 
-        total = self._operations.xp.zeros((heads, kernel, lags), computed)
+        total = self._operations.xp.zeros((heads, kernel_size, lags), computed)
         for ids, *pair in _row_groups(segment_ids, x, g):
             x, g = (a.astype(computed, copy=False) for a in pair)
             total += masks.correlate_by_segments(correlate, x, g, ids, lags=lags)
@@ -238,11 +247,11 @@ class Filters:
     """What is known of lags; each row of a kernel is scaled by itself, for it may be read alone."""
 
     signals: Array
-    """The lags, `(lags, 1, heads, kernel)`."""
+    """The lags, `(lags, 1, heads, kernel_size)`."""
     exponents: Array
-    """`(1, heads, kernel)`."""
+    """`(1, heads, kernel_size)`."""
     norms: Array
-    """Of the scaled lags, `(1, heads, kernel)`."""
+    """Of the scaled lags, `(1, heads, kernel_size)`."""
     first: Array
     """Each head's first lag that is not finite, or `FAR`, `(heads,)`."""
 

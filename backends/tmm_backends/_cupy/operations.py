@@ -2,7 +2,7 @@
 
 Signals are time first, `(n, rows, heads, channels)`, with any strides, and so are buffers of transforms, `(N, rows,
 heads, channels)`, in C order. Numbers of a column, of one row and channel, are `(rows, heads, channels)`. Filters are
-signals of one row, `(lags, 1, heads, kernel)`.
+signals of one row, `(lags, 1, heads, kernel_size)`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Operations(Protocol):
         first: Array,
         reach: Array | None,
         lags: int,
-        kernel: int,
+        kernel_size: int,
         *,
         adjoint: bool,
     ) -> None:

@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 def pieces(
-    length: int, rows: int, heads: int, width: int, kernel: int, most: int = ENTRIES
+    length: int, rows: int, heads: int, width: int, kernel_size: int, most: int = ENTRIES
 ) -> Iterator[tuple[slice, list[Part]]]:
     """Cut signals of transforms of `length`: first by heads, whose filters are then prepared once.
 
@@ -32,7 +32,7 @@ def pieces(
     [slice(0, 2, None), slice(2, 3, None)]
     """
     columns = max(1, most // length)
-    channels = min(width, max(columns, 4 * (kernel - 1)))  # the kernel reads m - 1 more
+    channels = min(width, max(columns, 4 * (kernel_size - 1)))  # the kernel reads m - 1 more
     channels = -(-width // -(-width // channels))  # equal pieces
     together = max(1, min(heads, columns // width))
     at_once = max(1, columns // (together * channels))

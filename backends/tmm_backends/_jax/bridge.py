@@ -18,7 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tmm_core._arrays import properties as arrays
-from tmm_core.backend import Engine, InputError
+from tmm_core.backend import Engine, InputError, Method
 
 from . import host
 from .evaluate import evaluate
@@ -33,11 +33,11 @@ class JaxBridge:
     """What JAX arrays need around any engine."""
 
     def matmul(
-        self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None
+        self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None
     ) -> Array:
         """Return the product as an operation that JAX differentiates, batches and traces."""
         w = arrays.conj(w) if adjoint else w
-        return _bind(product_p, w, x, segment_ids, engine=engine, transposed=adjoint, exact=exact)
+        return _bind(product_p, w, x, segment_ids, engine=engine, transposed=adjoint, method=method)
 
     def correlate(
         self,
@@ -48,12 +48,12 @@ class JaxBridge:
         *,
         lags: int,
         heads: int,
-        kernel: int,
-        exact: bool,
+        kernel_size: int,
+        method: Method,
         segment_ids: Array | None,
     ) -> Array:
         """Return the correlation as such an operation."""
-        options = {"lags": lags, "heads": heads, "kernel": kernel, "exact": exact}
+        options = {"lags": lags, "heads": heads, "kernel_size": kernel_size, "method": method}
         return _bind(correlate_p, arrays.conj(x), g, segment_ids, engine=engine, **options)
 
     def stream_steps(self, engine: Any | None, parts: Any, /) -> JaxSteps:
@@ -130,8 +130,8 @@ def _on_one_accelerator(arrays: tuple[Array, ...]) -> bool:
 @functools.cache
 def _compiled(operation: Primitive) -> Any:
     """Return the operation as a program of its own, which JAX spreads over the devices of its arrays."""
-    names = ("engine", "transposed", "exact") if operation is product_p else (
-        "engine", "lags", "heads", "kernel", "exact")  # fmt: skip
+    names = ("engine", "transposed", "method") if operation is product_p else (
+        "engine", "lags", "heads", "kernel_size", "method")  # fmt: skip
     return jax.jit(operation.bind, static_argnames=names)
 
 
@@ -140,7 +140,7 @@ def _shaped(name: str, first: Any, second: Any, *ids: Any, engine: Engine, **opt
     dtype = jnp.dtype(arrays.result_dtype_name(first, second))
     if name == "matmul":
         return second.update(dtype=dtype, weak_type=False)
-    shape = options["heads"], options["kernel"], options["lags"]
+    shape = options["heads"], options["kernel_size"], options["lags"]
     whole = jax.sharding.NamedSharding(second.sharding.mesh, jax.sharding.PartitionSpec())
     return second.update(shape=shape, dtype=dtype, weak_type=False, sharding=whole)
 
@@ -183,26 +183,26 @@ def _as(cotangent: Array, factor: Any) -> Array:
 
 
 def _transposed_product(
-    v: Any, w: Any, x: Any, *ids: Any, engine: Engine, transposed: bool, exact: bool
+    v: Any, w: Any, x: Any, *ids: Any, engine: Engine, transposed: bool, method: Method
 ) -> list[Array | None]:
     """Return the cotangent of the factor that is not known."""
     if type(v) is ad.Zero:
         return [None] * (2 + len(ids))
-    common: dict[str, Any] = {"engine": engine, "exact": exact}
+    common: dict[str, Any] = {"engine": engine, "method": method}
     if ad.is_undefined_primal(w):
-        heads, kernel, lags = w.aval.shape
+        heads, kernel_size, lags = w.aval.shape
         pair = (v, x) if transposed else (x, v)
-        gradient = correlate_p.bind(*pair, *ids, lags=lags, heads=heads, kernel=kernel, **common)
+        gradient = correlate_p.bind(*pair, *ids, lags=lags, heads=heads, kernel_size=kernel_size, **common)
         return [_as(gradient, w), None, *(None for _ in ids)]
     return [None, _as(product_p.bind(w, v, *ids, transposed=not transposed, **common), x), *(None for _ in ids)]
 
 
 def _transposed_correlation(
-    v: Any, x: Any, g: Any, *ids: Any, engine: Engine, lags: int, heads: int, kernel: int, exact: bool
+    v: Any, x: Any, g: Any, *ids: Any, engine: Engine, lags: int, heads: int, kernel_size: int, method: Method
 ) -> list[Array | None]:
     if type(v) is ad.Zero:
         return [None] * (2 + len(ids))
-    common: dict[str, Any] = {"engine": engine, "exact": exact}
+    common: dict[str, Any] = {"engine": engine, "method": method}
     if ad.is_undefined_primal(x):
         return [_as(product_p.bind(v, g, *ids, transposed=True, **common), x), None, *(None for _ in ids)]
     return [None, _as(product_p.bind(v, x, *ids, transposed=False, **common), g), *(None for _ in ids)]

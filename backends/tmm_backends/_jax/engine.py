@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from tmm_core._arrays import exchange
 from tmm_core._definition import masks, toeplitz
-from tmm_core.backend import Request
+from tmm_core.backend import Method, Request
 
 __all__ = ["JaxEngine", "platforms"]
 
@@ -45,7 +45,7 @@ class JaxEngine:
         shared: jax.Array = exchange.share(array, jnp)
         return shared
 
-    def refusal(self, request: Request) -> str | None:
+    def unsupported(self, request: Request) -> str | None:
         """Return why a device or a dtype is not served."""
         if request.dtype in ("float64", "complex128") and not _has_64_bits():
             return (
@@ -57,10 +57,10 @@ class JaxEngine:
         return None
 
     def matmul(
-        self, w: jax.Array, x: jax.Array, /, *, adjoint: bool, exact: bool, segment_ids: jax.Array | None
+        self, w: jax.Array, x: jax.Array, /, *, adjoint: bool, method: Method, segment_ids: jax.Array | None
     ) -> jax.Array:
         """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
-        y: jax.Array = _matmul(w, x, segment_ids, adjoint=adjoint, exact=exact)
+        y: jax.Array = _matmul(w, x, segment_ids, adjoint=adjoint, method=method)
         return y
 
     def correlate(
@@ -71,26 +71,26 @@ class JaxEngine:
         *,
         lags: int,
         heads: int,
-        kernel: int,
-        exact: bool,
+        kernel_size: int,
+        method: Method,
         segment_ids: jax.Array | None,
     ) -> jax.Array:
         """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
-        c: jax.Array = _correlate(x, g, segment_ids, lags=lags, heads=heads, kernel=kernel, exact=exact)
+        c: jax.Array = _correlate(x, g, segment_ids, lags=lags, heads=heads, kernel_size=kernel_size, method=method)
         return c
 
 
-@functools.partial(jax.jit, static_argnames=("adjoint", "exact"))
-def _matmul(w: jax.Array, x: jax.Array, ids: jax.Array | None, *, adjoint: bool, exact: bool) -> jax.Array:
-    y: jax.Array = toeplitz.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=exact, segment_ids=ids)
+@functools.partial(jax.jit, static_argnames=("adjoint", "method"))
+def _matmul(w: jax.Array, x: jax.Array, ids: jax.Array | None, *, adjoint: bool, method: Method) -> jax.Array:
+    y: jax.Array = toeplitz.causal_toeplitz_matmul(w, x, adjoint=adjoint, method=method, segment_ids=ids)
     return y
 
 
-@functools.partial(jax.jit, static_argnames=("lags", "heads", "kernel", "exact"))
+@functools.partial(jax.jit, static_argnames=("lags", "heads", "kernel_size", "method"))
 def _correlate(
-    x: jax.Array, g: jax.Array, ids: jax.Array | None, *, lags: int, heads: int, kernel: int, exact: bool
+    x: jax.Array, g: jax.Array, ids: jax.Array | None, *, lags: int, heads: int, kernel_size: int, method: Method
 ) -> jax.Array:
     c: jax.Array = toeplitz.causal_toeplitz_correlate(
-        x, g, lags=lags, heads=heads, kernel=kernel, exact=exact, segment_ids=ids
+        x, g, lags=lags, heads=heads, kernel_size=kernel_size, method=method, segment_ids=ids
     )
     return c

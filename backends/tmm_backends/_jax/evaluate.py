@@ -22,9 +22,9 @@ __all__ = ["evaluate", "unsorted_rows"]
 def evaluate(engine: Engine, operation: str, first: Array, second: Array, ids: Array | None, /, **options: Any) -> Any:
     """Return what `engine` computes, on concrete arrays or, where it owns them, on traced ones."""
     if operation == "matmul":
-        transposed, exact = options["transposed"], options["exact"]
+        transposed, method = options["transposed"], options["method"]
         w = arrays.conj(first) if transposed else first
-        result = registry.run(engine, "matmul", w, second, segment_ids=ids, adjoint=transposed, exact=exact)
+        result = registry.run(engine, "matmul", w, second, segment_ids=ids, adjoint=transposed, method=method)
     else:
         result = registry.run(engine, "correlate", arrays.conj(first), second, segment_ids=ids, **options)
     if ids is not None and arrays.values_known(result, ids):

@@ -61,7 +61,7 @@ def _compute(what: bytes, out: NDArray[Any], first: NDArray[Any], second: NDArra
     if (
         operation == "matmul"
         and isinstance(engine, Writer)
-        and not options["exact"]
+        and options["method"] == "auto"
         and engine.owns(first)
         and engine.owns(second)
     ):

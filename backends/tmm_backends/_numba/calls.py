@@ -160,13 +160,13 @@ class Product:
 
         def worker() -> Callable[[int, int], None]:
             buffer, scratch = buffers(self.arithmetic, length, 1)
-            window = window_of(self.arithmetic, length, self.filters.kernel)
+            window = window_of(self.arithmetic, length, self.filters.kernel_size)
 
             def work(first: int, last: int) -> None:
                 neighbours.product_of_neighbours(
                     self.stand_ins, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
                     self.y.strides[-2], self.y.itemsize, signals, heads, channels, first, last,
-                    spectra, self.filters.kernel, self.filters.scales, self.adjoint, packed, steps.constants,
+                    spectra, self.filters.kernel_size, self.filters.scales, self.adjoint, packed, steps.constants,
                     steps.steps, self.arithmetic.lowest, self.arithmetic.highest, buffer, window, scratch,
                     unsafe.reshape(-1),
                 )  # fmt: skip
@@ -177,7 +177,7 @@ class Product:
         return unsafe
 
 
-def window_of(arithmetic: Arithmetic, length: int, kernel: int) -> Array:
+def window_of(arithmetic: Arithmetic, length: int, kernel_size: int) -> Array:
     """Return memory for the spectra of a register of channels and of the neighbours that a kernel reads with it."""
-    registers = 1 + -(-(kernel - 1) // arithmetic.lanes)
+    registers = 1 + -(-(kernel_size - 1) // arithmetic.lanes)
     return aligned((length, 2, registers * arithmetic.lanes), arithmetic.computed)

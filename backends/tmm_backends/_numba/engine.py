@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tmm_core._arrays import exchange
 from tmm_core._arrays import properties as arrays
 from tmm_core._definition import toeplitz
-from tmm_core.backend import Request
+from tmm_core.backend import Method, Request
 
 from .calls import Product
 from .machine import CONVERTS_HALVES
@@ -40,7 +40,7 @@ class NumbaEngine:
     """Products of NumPy arrays of real floating dtypes, with any strides.
 
     Signals and filters whose numbers might leave the range of transforms, or are not finite, are computed by the
-    definition, in NumPy; so is what is asked for with `exact=True`.
+    definition, in NumPy; so is what is asked for with `method="direct"`.
     """
 
     name = "numba"
@@ -54,7 +54,7 @@ class NumbaEngine:
         shared: Array = exchange.share(array, np)
         return shared
 
-    def refusal(self, request: Request) -> str | None:
+    def unsupported(self, request: Request) -> str | None:
         """Return why a device or a dtype is not served."""
         if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
             return "Numba is told not to compile: unset the environment variable NUMBA_DISABLE_JIT"
@@ -68,10 +68,10 @@ class NumbaEngine:
             return f"Numba's engine computes with real numbers, and the result would be {request.dtype}"
         return None
 
-    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, exact: bool, segment_ids: Array | None) -> Array:
+    def matmul(self, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None) -> Array:
         """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
-        if exact:
-            y: Array = toeplitz.causal_toeplitz_matmul(w, x, adjoint=adjoint, exact=True, segment_ids=segment_ids)
+        if method == "direct":
+            y: Array = toeplitz.causal_toeplitz_matmul(w, x, adjoint=adjoint, method="direct", segment_ids=segment_ids)
             return y
         y = aligned(x.shape, arrays.result_dtype(w, x))
         self.matmul_into(y, w, x, adjoint=adjoint, segment_ids=segment_ids)
@@ -87,7 +87,7 @@ class NumbaEngine:
         filters = Filters.of(w[..., : x.shape[-2]], arithmetic)
         undone = np.zeros((len(signals), filters.heads), bool)
         if not filters.unsafe.all():
-            lags = filters.lags if filters.kernel == 1 else None
+            lags = filters.lags if filters.kernel_size == 1 else None
             for direct, size, which in _methods(signals.length, lags):
                 call = Product(arithmetic, x, y, signals[which], filters, adjoint)
                 method = call.directly if direct else call.over_neighbours if lags is None else call.by_transforms
@@ -97,27 +97,36 @@ class NumbaEngine:
             _define_products(w, x, y, signals, undone, adjoint)
 
     def correlate(
-        self, x: Array, g: Array, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Array | None
+        self,
+        x: Array,
+        g: Array,
+        /,
+        *,
+        lags: int,
+        heads: int,
+        kernel_size: int,
+        method: Method,
+        segment_ids: Array | None,
     ) -> Array:
         """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
 
         def define(x: Array, g: Array, heads: int) -> Array:
             c: Array = toeplitz.causal_toeplitz_correlate(
-                x, g, lags=lags, heads=heads, kernel=kernel, exact=exact, segment_ids=segment_ids
+                x, g, lags=lags, heads=heads, kernel_size=kernel_size, method=method, segment_ids=segment_ids
             )
             return c
 
-        if exact:
+        if method == "direct":
             return define(x, g, heads)
         dtype, arithmetic = arrays.result_dtype(x, g), ARITHMETIC[arrays.result_dtype_name(x, g)]
         x, g = _in(arithmetic, x), _in(arithmetic, g)
-        c = np.zeros((heads, kernel, lags))
+        c = np.zeros((heads, kernel_size, lags))
         if x.size == 0:
             return c.astype(dtype)
         signals, used = _signals(x, segment_ids), min(lags, x.shape[-2])
         peaks = np.zeros(heads)
         for _, size, which in _methods(signals.length, None):
-            peaks += Correlation(arithmetic, x, g, signals[which], heads, kernel, used).add_to(c, size)
+            peaks += Correlation(arithmetic, x, g, signals[which], heads, kernel_size, used).add_to(c, size)
         with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
             c = c.astype(dtype)
         width = x.shape[-1] // heads
@@ -180,5 +189,5 @@ def _define_products(w: Array, x: Array, y: Array, signals: Signals, undone: NDA
             start = signals.start[members[0]]
             at = np.ix_(signals.row[members], np.arange(start, start + signals.length[members[0]]), channels)
             results[at] = toeplitz.causal_toeplitz_matmul(
-                w[pattern], rows[at], adjoint=adjoint, exact=False, segment_ids=None
+                w[pattern], rows[at], adjoint=adjoint, method="auto", segment_ids=None
             )

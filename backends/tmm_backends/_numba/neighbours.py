@@ -38,7 +38,7 @@ def move_in(window, buffer, above):
 
 
 @part
-def filter_window(window, buffer, filters, first, kernel, below):
+def filter_window(window, buffer, filters, first, kernel_size, below):
     """Fill the buffer with the sum over r of `filters[first + r]` times the window's lanes from `below` or above on.
 
     Row r reads the channel m - 1 - r places below the output (where `below`), or as many above it.
@@ -47,8 +47,8 @@ def filter_window(window, buffer, filters, first, kernel, below):
     for i in range(window.shape[0]):
         re, im = zeros(buffer), zeros(buffer)
         row = 2 * i * window.shape[2]
-        for r in range(kernel):
-            at = row + (window.shape[2] - lanes - (kernel - 1 - r) if below else kernel - 1 - r)
+        for r in range(kernel_size):
+            at = row + (window.shape[2] - lanes - (kernel_size - 1 - r) if below else kernel_size - 1 - r)
             f_re, f_im = broadcast(filters[first + r], 2 * i), broadcast(filters[first + r], 2 * i + 1)
             x_re, x_im = load(flat, at), load(flat, at + window.shape[2])
             re = re + (f_re * x_re - f_im * x_im)
@@ -60,7 +60,7 @@ def filter_window(window, buffer, filters, first, kernel, below):
 @kernel
 def product_of_neighbours(
     stand_ins, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
-    filters, kernel, scales, adjoint, packed, constants, steps, low, high, buffer, window, scratch, unsafe,
+    filters, kernel_size, scales, adjoint, packed, constants, steps, low, high, buffer, window, scratch, unsafe,
 ):  # fmt: skip
     """Multiply by transforms; of `heads` heads with `channels` channels each, `unsafe[job]` may leave the range."""
     lanes, quarter = width(buffer), filters.shape[1] // 8
@@ -85,14 +85,14 @@ def product_of_neighbours(
                 break
             forward(buffer, steps, constants)
             move_in(window, buffer, not adjoint)
-            filter_window(window, buffer, filters, head * kernel, kernel, not adjoint)
+            filter_window(window, buffer, filters, head * kernel_size, kernel_size, not adjoint)
             inverse(buffer, steps, constants)
             leave(stand_ins[1], y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale)
 
 
 @kernel
 def correlate_neighbours(
-    stand_ins, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel, chunks, first, last,
+    stand_ins, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel_size, chunks, first, last,
     packed_x, packed_g, constants, steps, low, high, x_buffer, g_buffer, window, totals, scratch, peaks, out,
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, head, next head, first of the `kernel` rows of `out`).
@@ -129,14 +129,14 @@ def correlate_neighbours(
                 move_in(window, x_buffer, True)
                 for i in range(window.shape[0]):
                     g_re, g_im = load(g_buffer, 2 * i * lanes), load(g_buffer, (2 * i + 1) * lanes)
-                    for r in range(kernel):
-                        at = (2 * i + 1) * window.shape[2] - lanes - (kernel - 1 - r)
+                    for r in range(kernel_size):
+                        at = (2 * i + 1) * window.shape[2] - lanes - (kernel_size - 1 - r)
                         x_re, x_im = load(flat, at), load(flat, at + window.shape[2])
                         place = 2 * i * lanes
                         sums = totals[r]
                         store(sums, place, load(sums, place) + (x_re * g_re + x_im * g_im))
                         store(sums, place + lanes, load(sums, place + lanes) + (x_re * g_im - x_im * g_re))
-        for r in range(kernel):
+        for r in range(kernel_size):
             for i in range(window.shape[0]):
                 at = 2 * i * lanes
                 out[row + r, 2 * i], out[row + r, 2 * i + 1] = (

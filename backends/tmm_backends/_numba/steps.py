@@ -215,11 +215,11 @@ def step_of_neighbours(stand_ins, tape, at, x, y, pieces, lags, first, last):
         last = whole(tape, pieces[0, 2], pieces[0, 3])
         if last < 0:
             return ELSEWHERE
-    heads, kernel, many = lags.shape
+    heads, kernel_size, many = lags.shape
     lanes, lags, channels, count = width(lags), lags.reshape(-1), tape.shape[2] // heads, min(at % leaf, most)
     size = channels + -channels % lanes
     total, some = np.empty(size, tape.dtype), np.empty(size, tape.dtype)
-    window = np.zeros(kernel - 1 + size, tape.dtype)  # a row of a head, zeros before it
+    window = np.zeros(kernel_size - 1 + size, tape.dtype)  # a row of a head, zeros before it
     pending = np.empty(channels, tape.dtype)
     for row in range(first, last):
         for head in range(heads):
@@ -232,11 +232,11 @@ def step_of_neighbours(stand_ins, tape, at, x, y, pieces, lags, first, last):
                 some[:] = 0
                 for j in range(begin, min(begin + RUN, count + 1)):
                     for c in range(channels):
-                        window[kernel - 1 + c] = tape[row, at - j, low + c]
+                        window[kernel_size - 1 + c] = tape[row, at - j, low + c]
                     for r in range(0, size, lanes):
                         sums = load(some, r)
-                        for i in range(kernel):
-                            sums = sums + broadcast(lags, (head * kernel + i) * many + j) * load(window, r + i)
+                        for i in range(kernel_size):
+                            sums = sums + broadcast(lags, (head * kernel_size + i) * many + j) * load(window, r + i)
                         store(some, r, sums)
                 for c in range(channels):
                     total[c] += some[c]

@@ -128,7 +128,7 @@ class _Layout:
         for row, head, channels in marked_channels(~np.isfinite(y), self.w):
             inputs = np.concatenate([tape[row, at - past : at], x[row : row + 1]])[:, channels]
             product = toeplitz.causal_toeplitz_matmul(
-                self.w[head : head + 1], inputs, adjoint=False, exact=False, segment_ids=None
+                self.w[head : head + 1], inputs, adjoint=False, method="auto", segment_ids=None
             )
             with np.errstate(all="ignore"):
                 y[row, channels] = tape[row, at, channels] + product[-1]

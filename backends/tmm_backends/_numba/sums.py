@@ -56,7 +56,7 @@ class Correlation:
     g: Array
     signals: Signals
     heads: int
-    kernel: int
+    kernel_size: int
     lags: int
 
     @property
@@ -70,9 +70,9 @@ class Correlation:
         That is, for each head, the sum over signals and channels of the products of their largest magnitudes, or NaN
         where one might leave the range of transforms, or is not finite, and was left out.
         """
-        partial, owners, peaks = self._over_groups(length) if self.kernel == 1 else self._over_heads(length)
+        partial, owners, peaks = self._over_groups(length) if self.kernel_size == 1 else self._over_heads(length)
         steps = plan(length, self.arithmetic.computed.__name__)
-        spectra, exponents = _scaled_sums(partial, owners, self.heads * self.kernel)
+        spectra, exponents = _scaled_sums(partial, owners, self.heads * self.kernel_size)
         del partial
         out = np.empty((min(self.lags, length), len(spectra)), self.arithmetic.computed)
 
@@ -96,7 +96,7 @@ class Correlation:
 
         share_out(-(-len(spectra) // self.arithmetic.lanes), worker, threads=threads_for(len(spectra) * length))
         for number, exponent in enumerate(exponents):
-            lags = c[number // self.kernel, number % self.kernel, : len(out)]
+            lags = c[number // self.kernel_size, number % self.kernel_size, : len(out)]
             lags += np.ldexp(out[:, number].astype(float) / length, exponent)
         return peaks
 
@@ -151,9 +151,9 @@ class Correlation:
 
     def _over_heads(self, length: int) -> tuple[Array, list[int], Array]:
         """Do the same for filters that read neighbouring channels."""
-        x, g, arithmetic, kernel = self.x, self.g, self.arithmetic, self.kernel
+        x, g, arithmetic, kernel_size = self.x, self.g, self.arithmetic, self.kernel_size
         channels = x.shape[-1] // self.heads
-        chunks, owners = self._chunks([tuple(range(i * kernel, (i + 1) * kernel)) for i in range(self.heads)])
+        chunks, owners = self._chunks([tuple(range(i * kernel_size, (i + 1) * kernel_size)) for i in range(self.heads)])
         out = np.zeros((len(owners), 2 * length), arithmetic.computed)
         peaks = np.zeros(len(chunks))
         signals = self.signals.rows(x, g)
@@ -161,13 +161,13 @@ class Correlation:
 
         def worker() -> Callable[[int, int], None]:
             x_buffer, g_buffer, scratch = buffers(arithmetic, length, 2)
-            window = window_of(arithmetic, length, kernel)
-            totals = aligned((kernel, 2 * arithmetic.lanes * length), arithmetic.computed)
+            window = window_of(arithmetic, length, kernel_size)
+            totals = aligned((kernel_size, 2 * arithmetic.lanes * length), arithmetic.computed)
 
             def work(first: int, last: int) -> None:
                 neighbours.correlate_neighbours(
                     self.stand_ins, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
-                    g.strides[-1], signals, self.heads, channels, kernel, chunks, first, last,
+                    g.strides[-1], signals, self.heads, channels, kernel_size, chunks, first, last,
                     x.strides[-1] == x.itemsize, g.strides[-1] == g.itemsize, steps.constants, steps.steps,
                     arithmetic.lowest, arithmetic.highest, x_buffer, g_buffer, window, totals, scratch, peaks, out,
                 )  # fmt: skip

@@ -42,10 +42,10 @@ KEPT = 512
 
 def marked_channels(marks: Array, w: Array) -> Iterator[tuple[int, int, Array]]:
     """Yield (row, head, channels) of what is marked in `(rows, d)`; of kernels, all channels of a head that has any."""
-    heads, kernel, _ = w.shape
+    heads, kernel_size, _ = w.shape
     marks = marks.reshape(len(marks), heads, -1)
     for row, head in np.argwhere(marks.any(axis=2)).tolist():
-        its = marks[row, head] if kernel == 1 else np.ones_like(marks[row, head])
+        its = marks[row, head] if kernel_size == 1 else np.ones_like(marks[row, head])
         yield row, head, np.flatnonzero(its) + head * marks.shape[2]
 
 
@@ -130,7 +130,7 @@ class Tiles:
     def _over_heads(self, inputs: Array, begin: int, tape: Array, at: int, count: int, size: int) -> tuple[int, Array]:
         """Do the same for filters that read neighbouring channels, by a product beside the tape."""
         a, spectra, passes = self.arithmetic, self._spectra_of(size), plan(size, self.name)
-        heads, kernel, _ = self.w.shape
+        heads, kernel_size, _ = self.w.shape
         inputs, outputs, d = inputs[:, begin : begin + size], tape[:, at : at + count], tape.shape[2]
         products = np.empty((len(inputs), size, d), a.computed)
         undone = np.zeros(len(inputs) * heads, bool)
@@ -138,14 +138,14 @@ class Tiles:
 
         def worker() -> Callable[[int, int], None]:
             buffer, scratch = buffers(a, size, 1)
-            window = window_of(a, size, kernel)
+            window = window_of(a, size, kernel_size)
 
             def work(first: int, last: int) -> None:
                 neighbours.product_of_neighbours(
                     self.stand_ins * 2, inputs.ctypes.data, inputs.strides[1], inputs.itemsize, products.ctypes.data,
-                    products.strides[1], products.itemsize, signals, heads, d // heads, first, last, spectra, kernel,
-                    self.filters.scales, False, True, passes.constants, passes.steps, a.lowest, a.highest, buffer,
-                    window, scratch, undone,
+                    products.strides[1], products.itemsize, signals, heads, d // heads, first, last, spectra,
+                    kernel_size, self.filters.scales, False, True, passes.constants, passes.steps, a.lowest, a.highest,
+                    buffer, window, scratch, undone,
                 )  # fmt: skip
 
             return work
@@ -180,7 +180,7 @@ class Tiles:
             inputs = np.zeros((2 * size, len(its)), tape.dtype)
             inputs[:size] = tape[row, at - size : at, its].T
             product = toeplitz.causal_toeplitz_matmul(
-                self.w[head : head + 1, :, : 2 * size], inputs, adjoint=False, exact=False, segment_ids=None
+                self.w[head : head + 1, :, : 2 * size], inputs, adjoint=False, method="auto", segment_ids=None
             )
             with np.errstate(all="ignore"):
                 tape[row, at : at + count, its] += product[size : size + count].T

@@ -62,7 +62,7 @@ class Filters:
     scales: NDArray[Any]
     """(h,), what results are multiplied by."""
     heads: int
-    kernel: int
+    kernel_size: int
     unsafe: NDArray[np.bool_]
     """(h,), whose lags are not finite, or out of range; their `unit` is zero."""
 
@@ -74,7 +74,7 @@ class Filters:
     @classmethod
     def of(cls, w: NDArray[Any], arithmetic: Arithmetic) -> Filters:
         """Scale the filters `w`, `(h, m, k)`."""
-        heads, kernel, lags = w.shape
+        heads, kernel_size, lags = w.shape
         w = w.astype(arithmetic.computed, order="C")  # kernels find filter after filter in memory
         rows = np.max(np.abs(w), axis=2)
         peaks = np.max(rows, axis=1)
@@ -84,8 +84,8 @@ class Filters:
         unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > arithmetic.gain) | np.any(faint, axis=1)
         exponents[unsafe] = 0
         w[unsafe] = 0
-        unit = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel, lags)
-        return cls(unit, np.ldexp(np.ones(heads, arithmetic.computed), exponents), heads, kernel, unsafe)
+        unit = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel_size, lags)
+        return cls(unit, np.ldexp(np.ones(heads, arithmetic.computed), exponents), heads, kernel_size, unsafe)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tmm_core.backend import Engine
+from tmm_core.backend import Engine, Method
 from tmm_core.streaming._steps import Parts, Steps
 
 from . import recorded
@@ -26,10 +26,10 @@ class TorchBridge:
     """What Torch tensors need around any engine."""
 
     def matmul(
-        self, engine: Engine, w: Tensor, x: Tensor, /, *, adjoint: bool, exact: bool, segment_ids: Tensor | None
+        self, engine: Engine, w: Tensor, x: Tensor, /, *, adjoint: bool, method: Method, segment_ids: Tensor | None
     ) -> Tensor:
         """Return the product as a differentiable operation."""
-        return _apply(Product, w, x, segment_ids, engine, adjoint, exact)
+        return _apply(Product, w, x, segment_ids, engine, adjoint, method)
 
     def correlate(
         self,
@@ -40,12 +40,12 @@ class TorchBridge:
         *,
         lags: int,
         heads: int,
-        kernel: int,
-        exact: bool,
+        kernel_size: int,
+        method: Method,
         segment_ids: Tensor | None,
     ) -> Tensor:
         """Return the correlation as a differentiable operation."""
-        return _apply(Correlation, x, g, segment_ids, engine, lags, heads, kernel, exact)
+        return _apply(Correlation, x, g, segment_ids, engine, lags, heads, kernel_size, method)
 
     def stream_steps(self, engine: Any | None, parts: Parts, /) -> Steps:
         """Return how streams of tensors go on: an engine of NumPy arrays steps in the tensors' own memory."""
@@ -70,9 +70,11 @@ class Product(torch.autograd.Function):
     """`T(w) x` or `T(w)^H x`."""
 
     @staticmethod
-    def forward(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: Engine, adjoint: bool, exact: bool) -> Tensor:
+    def forward(
+        w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: Engine, adjoint: bool, method: Method
+    ) -> Tensor:
         """Compute with `engine`."""
-        return recorded.product(w, x, segment_ids, engine, adjoint, exact)
+        return recorded.product(w, x, segment_ids, engine, adjoint, method)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -86,14 +88,14 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the cotangents of both factors."""
         w, x, ids = ctx.saved_tensors
-        engine, adjoint, exact = ctx.options
+        engine, adjoint, method = ctx.options
         grad_w = grad_x = None
         if g is not None and ctx.needs_input_grad[0]:
-            heads, kernel, lags = w.shape
+            heads, kernel_size, lags = w.shape
             pair = (g, x) if adjoint else (x, g)
-            grad_w = _as(_apply(Correlation, *pair, ids, engine, lags, heads, kernel, exact), w)
+            grad_w = _as(_apply(Correlation, *pair, ids, engine, lags, heads, kernel_size, method), w)
         if g is not None and ctx.needs_input_grad[1]:
-            grad_x = _as(_apply(Product, w, g, ids, engine, not adjoint, exact), x)
+            grad_x = _as(_apply(Product, w, g, ids, engine, not adjoint, method), x)
         return grad_w, grad_x, None, None, None, None
 
     @staticmethod
@@ -114,7 +116,7 @@ class Product(torch.autograd.Function):
         segment_ids: Tensor | None,
         engine: Engine,
         adjoint: bool,
-        exact: bool,
+        method: Method,
     ) -> tuple[Tensor, int]:
         """Batch over `x` as more rows, over `w` as more heads."""
         size, (w_dim, x_dim, ids_dim, *_) = info.batch_size, in_dims
@@ -122,14 +124,14 @@ class Product(torch.autograd.Function):
         if segment_ids is not None:
             segment_ids = _front(segment_ids, ids_dim, size)
         if w_dim is None:
-            return _apply(Product, w, x, segment_ids, engine, adjoint, exact), 0
+            return _apply(Product, w, x, segment_ids, engine, adjoint, method), 0
         w = w.movedim(w_dim, 0)
         if ids_dim is not None:  # heads share their documents: one by one
             assert segment_ids is not None
-            each = [_apply(Product, w[i], x[i], segment_ids[i], engine, adjoint, exact) for i in range(size)]
+            each = [_apply(Product, w[i], x[i], segment_ids[i], engine, adjoint, method) for i in range(size)]
             return torch.stack(each), 0
         ids = None if segment_ids is None else segment_ids[0]
-        y = _apply(Product, w.flatten(0, 1), _beside(x), ids, engine, adjoint, exact)
+        y = _apply(Product, w.flatten(0, 1), _beside(x), ids, engine, adjoint, method)
         return y.reshape(*y.shape[:-1], size, -1), y.ndim - 1
 
 
@@ -144,11 +146,11 @@ class Correlation(torch.autograd.Function):
         engine: Engine,
         lags: int,
         heads: int,
-        kernel: int,
-        exact: bool,
+        kernel_size: int,
+        method: Method,
     ) -> Tensor:
         """Compute with `engine`."""
-        return recorded.correlation(x, g, segment_ids, engine, lags, heads, kernel, exact)
+        return recorded.correlation(x, g, segment_ids, engine, lags, heads, kernel_size, method)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -162,12 +164,12 @@ class Correlation(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the cotangents of both factors."""
         x, g, ids = ctx.saved_tensors
-        engine, *_, exact = ctx.options
+        engine, *_, method = ctx.options
         grad_x = grad_g = None
         if v is not None and ctx.needs_input_grad[0]:
-            grad_x = _as(_apply(Product, v, g, ids, engine, True, exact), x)
+            grad_x = _as(_apply(Product, v, g, ids, engine, True, method), x)
         if v is not None and ctx.needs_input_grad[1]:
-            grad_g = _as(_apply(Product, v, x, ids, engine, False, exact), g)
+            grad_g = _as(_apply(Product, v, x, ids, engine, False, method), g)
         return grad_x, grad_g, None, None, None, None, None, None
 
     @staticmethod
@@ -191,8 +193,8 @@ class Correlation(torch.autograd.Function):
         engine: Engine,
         lags: int,
         heads: int,
-        kernel: int,
-        exact: bool,
+        kernel_size: int,
+        method: Method,
     ) -> tuple[Tensor, int]:
         """Batch as more heads."""
         size, (x_dim, g_dim, ids_dim, *_) = info.batch_size, in_dims
@@ -200,9 +202,9 @@ class Correlation(torch.autograd.Function):
         if ids_dim is not None:  # heads share their documents: one by one
             assert segment_ids is not None
             ids = segment_ids.movedim(ids_dim, 0)
-            options = (engine, lags, heads, kernel, exact)
+            options = (engine, lags, heads, kernel_size, method)
             return torch.stack([_apply(Correlation, x[i], g[i], ids[i], *options) for i in range(size)]), 0
-        c = _apply(Correlation, _beside(x), _beside(g), segment_ids, engine, lags, size * heads, kernel, exact)
+        c = _apply(Correlation, _beside(x), _beside(g), segment_ids, engine, lags, size * heads, kernel_size, method)
         return c.reshape(size, heads, *c.shape[1:]), 0
 
 

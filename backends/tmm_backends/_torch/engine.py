@@ -12,9 +12,9 @@ from torch import Tensor
 from tmm_core._arrays import exchange
 from tmm_core._arrays.properties import result_dtype_name
 from tmm_core._definition import masks, toeplitz
-from tmm_core.backend import Request
+from tmm_core.backend import Method, Request
 
-from .pieces import Scales, choose_method, pieces, read, regained
+from .pieces import Scales, choose_algorithm, pieces, read, regained
 
 __all__ = ["TorchEngine"]
 
@@ -47,7 +47,7 @@ class TorchEngine:
         )
         return queue
 
-    def refusal(self, request: Request) -> str | None:
+    def unsupported(self, request: Request) -> str | None:
         """Return why a device is not served."""
         if request.device == "traced":
             return "the arrays are being traced and have no values that PyTorch could compute on"
@@ -56,13 +56,13 @@ class TorchEngine:
         return None
 
     @torch.no_grad()
-    def matmul(self, w: Tensor, x: Tensor, /, *, adjoint: bool, exact: bool, segment_ids: Tensor | None) -> Tensor:
+    def matmul(self, w: Tensor, x: Tensor, /, *, adjoint: bool, method: Method, segment_ids: Tensor | None) -> Tensor:
         """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
         dtype, computed = _dtypes(w, x)
         if x.numel() == 0:
             return torch.zeros(x.shape, dtype=dtype, device=x.device)
         w = w[..., : x.shape[-2]].to(computed)
-        if exact:
+        if method == "direct":
             return _exact_product(w, x, adjoint, segment_ids).to(dtype)
         spoiled, scales = None, Scales.of_product(w, x)
         if not scales.finite:
@@ -78,16 +78,25 @@ class TorchEngine:
 
     @torch.no_grad()
     def correlate(
-        self, x: Tensor, g: Tensor, /, *, lags: int, heads: int, kernel: int, exact: bool, segment_ids: Tensor | None
+        self,
+        x: Tensor,
+        g: Tensor,
+        /,
+        *,
+        lags: int,
+        heads: int,
+        kernel_size: int,
+        method: Method,
+        segment_ids: Tensor | None,
     ) -> Tensor:
         """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
         dtype, computed = _dtypes(x, g)
-        result = torch.zeros((heads, kernel, lags), dtype=dtype, device=x.device)
+        result = torch.zeros((heads, kernel_size, lags), dtype=dtype, device=x.device)
         if x.numel() == 0:
             return result
         used = min(lags, x.shape[-2])
-        shape = {"lags": used, "heads": heads, "kernel": kernel}
-        if exact:
+        shape = {"lags": used, "heads": heads, "kernel_size": kernel_size}
+        if method == "direct":
             c = _exact_correlation(x, g, computed, segment_ids, **shape)
             result[..., :used] = c
             return result
@@ -115,51 +124,51 @@ def _dtypes(*arrays: Tensor) -> tuple[torch.dtype, torch.dtype]:
 
 def _product(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool, scales: Scales) -> Tensor:
     """Return the product of finite arrays in `dtype`, computed in that of `w`."""
-    heads, kernel, lags = w.shape
+    heads, kernel_size, lags = w.shape
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     signals = x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
     results = out.view(signals.shape)
-    method = choose_method(signals.shape, lags, w.dtype, x.device)
-    before, after = (0, kernel - 1) if adjoint else (kernel - 1, 0)
-    for some_heads, parts in pieces(signals.shape, kernel, x.device, method):
+    algorithm = choose_algorithm(signals.shape, lags, w.dtype, x.device)
+    before, after = (0, kernel_size - 1) if adjoint else (kernel_size - 1, 0)
+    for some_heads, parts in pieces(signals.shape, kernel_size, x.device, algorithm):
         lags_of_some = scales.unit_filters(w, some_heads)
-        filters = method.filters(lags_of_some, adjoint=adjoint)
+        filters = algorithm.filters(lags_of_some, adjoint=adjoint)
         for part in parts:
-            block, shares, exponents = scales.unit_signals(signals, part, before, after, kernel, adjoint)
+            block, shares, exponents = scales.unit_signals(signals, part, before, after, kernel_size, adjoint)
             target = read(results, part)
             if shares is None or exponents is None:
-                method.product(filters, block, target, adjoint=adjoint, shares=None)
+                algorithm.product(filters, block, target, adjoint=adjoint, shares=None)
             else:
                 unit = torch.empty(target.shape, dtype=w.dtype, device=x.device)
-                method.product(filters, block, unit, adjoint=adjoint, shares=shares)
+                algorithm.product(filters, block, unit, adjoint=adjoint, shares=shares)
                 target.copy_(regained(unit, exponents, scales.noise(lags_of_some, block, shares, adjoint)))
     return out
 
 
 def _correlation(
-    x: Tensor, g: Tensor, dtype: torch.dtype, scales: Scales, *, lags: int, heads: int, kernel: int
+    x: Tensor, g: Tensor, dtype: torch.dtype, scales: Scales, *, lags: int, heads: int, kernel_size: int
 ) -> Tensor:
     """Return the correlation of finite arrays, in `dtype`."""
     signals = x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
     targets = g.reshape(signals.shape)
-    method = choose_method(signals.shape, lags, dtype, x.device)
-    out = torch.empty((heads, kernel, lags), dtype=dtype, device=x.device)
-    noise = torch.zeros((heads, kernel, 1), dtype=dtype.to_real(), device=x.device)
-    largest = scales.largest_pairs(kernel)
-    for some_heads, parts in pieces(signals.shape, kernel, x.device, method):
-        total = method.nothing(some_heads.stop - some_heads.start, kernel)
+    algorithm = choose_algorithm(signals.shape, lags, dtype, x.device)
+    out = torch.empty((heads, kernel_size, lags), dtype=dtype, device=x.device)
+    noise = torch.zeros((heads, kernel_size, 1), dtype=dtype.to_real(), device=x.device)
+    largest = scales.largest_pairs(kernel_size)
+    for some_heads, parts in pieces(signals.shape, kernel_size, x.device, algorithm):
+        total = algorithm.nothing(some_heads.stop - some_heads.start, kernel_size)
         for part in parts:
-            sources, ends, shares = scales.unit_pairs(signals, targets, part, kernel, largest)
-            method.correlate(total, sources, ends, shares=shares)
+            sources, ends, shares = scales.unit_pairs(signals, targets, part, kernel_size, largest)
+            algorithm.correlate(total, sources, ends, shares=shares)
             if shares is not None:
                 noise[some_heads, :, 0] += scales.noise_of_pairs(sources, ends, shares)
-        out[some_heads] = method.lags(total, lags)
+        out[some_heads] = algorithm.lags(total, lags)
     return out if largest is None else regained(out, largest[..., None], noise)
 
 
 def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool, segment_ids: Tensor) -> Tensor:
     """Return the product within documents, some rows and channels at a time."""
-    heads, kernel, _ = w.shape
+    heads, kernel_size, _ = w.shape
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     signals = x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
     results, ids = out.view(signals.shape), segment_ids.expand(x.shape[:-1]).reshape(signals.shape[:2])
@@ -168,7 +177,7 @@ def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool
         w = w[..., : x.shape[-2]]
         return _product(w, x, w.dtype, adjoint, Scales.of_product(w, x))
 
-    for some_heads, parts in pieces(signals.shape, kernel, x.device, whole_heads=kernel > 1):
+    for some_heads, parts in pieces(signals.shape, kernel_size, x.device, whole_heads=kernel_size > 1):
         for part in parts:
             block = signals[part.rows, :, part.heads, part.channels]
             y = masks.by_segments(product, w[some_heads], block.flatten(2), ids[part.rows], adjoint=adjoint)
@@ -177,18 +186,18 @@ def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool
 
 
 def _correlation_by_segments(
-    x: Tensor, g: Tensor, dtype: torch.dtype, segment_ids: Tensor, *, lags: int, heads: int, kernel: int
+    x: Tensor, g: Tensor, dtype: torch.dtype, segment_ids: Tensor, *, lags: int, heads: int, kernel_size: int
 ) -> Tensor:
     """Return the correlation within documents, some rows and channels at a time."""
     signals = x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
     targets, ids = g.reshape(signals.shape), segment_ids.expand(x.shape[:-1]).reshape(signals.shape[:2])
-    out = torch.zeros((heads, kernel, lags), dtype=dtype, device=x.device)
-    for some_heads, parts in pieces(signals.shape, kernel, x.device, whole_heads=kernel > 1):
+    out = torch.zeros((heads, kernel_size, lags), dtype=dtype, device=x.device)
+    for some_heads, parts in pieces(signals.shape, kernel_size, x.device, whole_heads=kernel_size > 1):
         count = some_heads.stop - some_heads.start
 
         def correlate(x: Tensor, g: Tensor, lags: int, count: int = count) -> Tensor:
             scales = Scales.of_correlation(x, g, dtype, count)
-            return _correlation(x, g, dtype, scales, lags=min(lags, x.shape[-2]), heads=count, kernel=kernel)
+            return _correlation(x, g, dtype, scales, lags=min(lags, x.shape[-2]), heads=count, kernel_size=kernel_size)
 
         for part in parts:
             at = (part.rows, slice(None), part.heads, part.channels)
@@ -205,14 +214,14 @@ def _exact_product(w: Tensor, x: Tensor, adjoint: bool, segment_ids: Tensor | No
     for i, row in enumerate(rows):
         part = None if ids is None else ids[i]
         wide = toeplitz.causal_toeplitz_matmul(
-            _doubled(w), _doubled(row), adjoint=adjoint, exact=True, segment_ids=part
+            _doubled(w), _doubled(row), adjoint=adjoint, method="direct", segment_ids=part
         )
         out[i] = wide
     return out.view(x.shape)
 
 
 def _exact_correlation(
-    x: Tensor, g: Tensor, dtype: torch.dtype, segment_ids: Tensor | None, *, lags: int, heads: int, kernel: int
+    x: Tensor, g: Tensor, dtype: torch.dtype, segment_ids: Tensor | None, *, lags: int, heads: int, kernel_size: int
 ) -> Tensor:
     """Return the correlation by direct sums, row by row in float64."""
     ids = None if segment_ids is None else segment_ids.expand(x.shape[:-1]).reshape(-1, x.shape[-2])
@@ -220,7 +229,13 @@ def _exact_correlation(
     for i, (source, target) in enumerate(zip(x.reshape(-1, *x.shape[-2:]), g.reshape(-1, *g.shape[-2:]), strict=True)):
         part = None if ids is None else ids[i]
         total = total + toeplitz.causal_toeplitz_correlate(
-            _doubled(source), _doubled(target), lags=lags, heads=heads, kernel=kernel, exact=True, segment_ids=part
+            _doubled(source),
+            _doubled(target),
+            lags=lags,
+            heads=heads,
+            kernel_size=kernel_size,
+            method="direct",
+            segment_ids=part,
         )
     result: Tensor = total.to(dtype)
     return result

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from tmm_core._arrays import properties as arrays
 
-from .transforms import Direct, Fourier, Method, reads
+from .transforms import Algorithm, Direct, Fourier, reads
 
-__all__ = ["Part", "Scales", "by_power", "choose_method", "pieces", "read", "regained"]
+__all__ = ["Part", "Scales", "by_power", "choose_algorithm", "pieces", "read", "regained"]
 
 # Entries of a piece at least and at most. On a CPU, measured on two cores with 1 MB of L2 each at n = 1024, 8192 and
 # 65536: from 2^15 to 2^18 the differences are below the noise, 2^20 is 1.4 times slower. Elsewhere only memory counts.
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     channels: slice
 
 
-def choose_method(shape: torch.Size, lags: int, dtype: torch.dtype, device: torch.device) -> Method:
+def choose_algorithm(shape: torch.Size, lags: int, dtype: torch.dtype, device: torch.device) -> Algorithm:
     """Return how to compute on signals of `shape`, `(rows, n, heads, channels)`."""
     rows, n, _, width = shape
     short = n <= DIRECT_LENGTH or lags <= DIRECT_LAGS
@@ -68,22 +68,27 @@ def _multiplies_exactly(dtype: torch.dtype) -> bool:
 
 
 def pieces(
-    shape: torch.Size, kernel: int, device: torch.device, method: Method | None = None, *, whole_heads: bool = False
+    shape: torch.Size,
+    kernel_size: int,
+    device: torch.device,
+    algorithm: Algorithm | None = None,
+    *,
+    whole_heads: bool = False,
 ) -> Iterator[tuple[slice, Iterator[Part]]]:
     """Cut signals of `shape`, `(rows, n, heads, channels)`: first by heads, whose filters are then prepared once."""
     rows, n, heads, width = shape
     least, most = PIECE.get(device.type, PIECE_ELSEWHERE)
-    if isinstance(method, Direct):  # which keeps no spectra beside its pieces
-        columns = min(most // method.span, max(shape.numel() // 4, most) // n)
+    if isinstance(algorithm, Direct):  # which keeps no spectra beside its pieces
+        columns = min(most // algorithm.span, max(shape.numel() // 4, most) // n)
     else:
         columns = min(max(shape.numel() // 16, least), most) // n
     # Eight complex64 side by side fill a cache line: below that, strided transforms read lines twice.
     columns = max(1, columns, min(8, shape.numel() // (8 * n)))
-    channels = width if whole_heads else min(width, max(columns, 4 * (kernel - 1)))
+    channels = width if whole_heads else min(width, max(columns, 4 * (kernel_size - 1)))
     channels = -(-width // -(-width // channels))  # equal pieces
     together = max(1, columns // width)
-    if isinstance(method, Direct):
-        together = min(together, max(1, most // (kernel * method.block * method.span)))
+    if isinstance(algorithm, Direct):
+        together = min(together, max(1, most // (kernel_size * algorithm.block * algorithm.span)))
     at_once = max(1, columns // (min(together, heads) * channels))
     for start in range(0, heads, together):
         some = slice(start, min(start + together, heads))
@@ -106,7 +111,7 @@ def read(a: Tensor, part: Part, before: int = 0, after: int = 0, fill: float = 0
 
 @dataclass(frozen=True)
 class Scales:
-    """Powers of two by which two factors exceed 1: lags `(heads, kernel)`, or channels `(rows, 1, heads, channels)`.
+    """Powers of two by which two factors exceed 1: lags `(heads, m)`, or channels `(rows, 1, heads, channels)`.
 
     `first` and `second` are those exponents, or the peaks themselves where all are safe: nothing is scaled then, which
     does not change a bit of the results. Where values are not looked at, nothing is known to be finite or safe.
@@ -146,7 +151,7 @@ class Scales:
         return w[heads] if self.safe else by_power(w[heads], -self.first[heads, :, None])
 
     def unit_signals(
-        self, x: Tensor, part: Part, before: int, after: int, kernel: int, adjoint: bool
+        self, x: Tensor, part: Part, before: int, after: int, kernel_size: int, adjoint: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return a block of signals, the kernel rows' shares of each output, and the exponents of the outputs."""
         block = read(x, part, before, after)
@@ -154,42 +159,42 @@ class Scales:
             return block, None, None
         exponents = read(self.second, part, before, after, ZERO)
         rows = self.first[part.heads, None].unbind(-1)  # of the kernel, each (heads, 1)
-        sizes = torch.stack([reads(exponents, i, kernel, adjoint) + row for i, row in enumerate(rows)], -1)
+        sizes = torch.stack([reads(exponents, i, kernel_size, adjoint) + row for i, row in enumerate(rows)], -1)
         largest = sizes.amax(-1)
         return by_power(block.to(self.dtype), -exponents), _power(sizes - largest[..., None], self.dtype), largest
 
     def noise(self, w: Tensor, block: Tensor, shares: Tensor, adjoint: bool) -> Tensor:
         """Return how far rounding may take the outputs `(1, rows, heads, channels)` of scaled filters and signals."""
-        kernel, norms = w.shape[1], torch.linalg.vector_norm(block, dim=0, keepdim=True)
-        read = torch.stack([reads(norms, i, kernel, adjoint) for i in range(kernel)], -1)
+        kernel_size, norms = w.shape[1], torch.linalg.vector_norm(block, dim=0, keepdim=True)
+        read = torch.stack([reads(norms, i, kernel_size, adjoint) for i in range(kernel_size)], -1)
         heard: Tensor = (read * shares * torch.linalg.vector_norm(w, dim=-1)[:, None]).sum(-1)
         return heard.mul_(_rounding(block))
 
     def noise_of_pairs(self, sources: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        """Return how far rounding may take the correlations `(heads, kernel)` of scaled inputs and outputs."""
-        kernel = shares.shape[-1]
+        """Return how far rounding may take the correlations `(heads, kernel_size)` of scaled inputs and outputs."""
+        kernel_size = shares.shape[-1]
         first, second = (torch.linalg.vector_norm(a, dim=0, keepdim=True) for a in (sources, targets))
-        read = torch.stack([reads(first, i, kernel, False) for i in range(kernel)], -1)
+        read = torch.stack([reads(first, i, kernel_size, False) for i in range(kernel_size)], -1)
         heard: Tensor = (read * shares * second[..., None]).sum((0, 1, 3))
         return heard.mul_(_rounding(sources))
 
-    def largest_pairs(self, kernel: int) -> Tensor | None:
-        """Return the exponents `(heads, kernel)` of the largest products that meet in a correlation, None if safe."""
+    def largest_pairs(self, kernel_size: int) -> Tensor | None:
+        """Return the exponents `(heads, m)` of the largest products that meet in a correlation, None if safe."""
         if self.safe:
             return None
-        padded = functional.pad(self.first, (kernel - 1, 0), value=ZERO)
-        pairs = [reads(padded, i, kernel, False) + self.second for i in range(kernel)]
+        padded = functional.pad(self.first, (kernel_size - 1, 0), value=ZERO)
+        pairs = [reads(padded, i, kernel_size, False) + self.second for i in range(kernel_size)]
         return torch.stack([pair.amax((0, 1, 3)) for pair in pairs], -1)
 
     def unit_pairs(
-        self, x: Tensor, g: Tensor, part: Part, kernel: int, largest: Tensor | None
+        self, x: Tensor, g: Tensor, part: Part, kernel_size: int, largest: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return blocks of inputs and outputs, and the shares of their pairs in the largest."""
-        sources, targets = read(x, part, kernel - 1), read(g, part)
+        sources, targets = read(x, part, kernel_size - 1), read(g, part)
         if largest is None:
             return sources, targets, None
-        first, second = read(self.first, part, kernel - 1, 0, ZERO), read(self.second, part)
-        pairs = torch.stack([reads(first, i, kernel, False) + second for i in range(kernel)], -1)
+        first, second = read(self.first, part, kernel_size - 1, 0, ZERO), read(self.second, part)
+        pairs = torch.stack([reads(first, i, kernel_size, False) + second for i in range(kernel_size)], -1)
         shares = _power(pairs - largest[part.heads, None], self.dtype)
         return by_power(sources.to(self.dtype), -first), by_power(targets.to(self.dtype), -second), shares
 

@@ -23,27 +23,34 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from tmm_core._arrays.properties import result_dtype_name, values_known
 from tmm_core._definition import masks
 from tmm_core._dispatch import registry
-from tmm_core.backend import Engine, UnsupportedError
+from tmm_core.backend import Engine, Method, UnsupportedError
 
 __all__ = ["correlation", "product"]
 
 
-def product(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: Engine, adjoint: bool, exact: bool) -> Tensor:
+def product(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: Engine, adjoint: bool, method: Method) -> Tensor:
     """Return the product that `engine` computes, not differentiable."""
     if _is_plain(w, x, segment_ids):
-        return _run(engine, "matmul", w, x, segment_ids=segment_ids, adjoint=adjoint, exact=exact)
-    y: Tensor = matmul_op(w, x, segment_ids, _remembered(engine), adjoint, exact)
+        return _run(engine, "matmul", w, x, segment_ids=segment_ids, adjoint=adjoint, method=method)
+    y: Tensor = matmul_op(w, x, segment_ids, _remembered(engine), adjoint, method)
     return y
 
 
 def correlation(
-    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: Engine, lags: int, heads: int, kernel: int, exact: bool
+    x: Tensor,
+    g: Tensor,
+    segment_ids: Tensor | None,
+    engine: Engine,
+    lags: int,
+    heads: int,
+    kernel_size: int,
+    method: Method,
 ) -> Tensor:
     """Return the correlation that `engine` computes, not differentiable."""
     if _is_plain(x, g, segment_ids):
-        shape = {"lags": lags, "heads": heads, "kernel": kernel}
-        return _run(engine, "correlate", x, g, segment_ids=segment_ids, exact=exact, **shape)
-    c: Tensor = correlate_op(x, g, segment_ids, _remembered(engine), lags, heads, kernel, exact)
+        shape = {"lags": lags, "heads": heads, "kernel_size": kernel_size}
+        return _run(engine, "correlate", x, g, segment_ids=segment_ids, method=method, **shape)
+    c: Tensor = correlate_op(x, g, segment_ids, _remembered(engine), lags, heads, kernel_size, method)
     return c
 
 
@@ -87,30 +94,30 @@ def _engine(name: str) -> Engine:
 
 
 @torch.library.custom_op("tmm_core::matmul", mutates_args=())
-def matmul_op(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: str, adjoint: bool, exact: bool) -> Tensor:
+def matmul_op(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: str, adjoint: bool, method: str) -> Tensor:
     """Compute a product that was recorded; the engine stays the one of the recording."""
-    return _run(_engine(engine), "matmul", w, x, segment_ids=segment_ids, adjoint=adjoint, exact=exact)
+    return _run(_engine(engine), "matmul", w, x, segment_ids=segment_ids, adjoint=adjoint, method=method)
 
 
 @matmul_op.register_fake
-def _(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: str, adjoint: bool, exact: bool) -> Tensor:
+def _(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: str, adjoint: bool, method: str) -> Tensor:
     return x.new_empty(x.shape, dtype=_dtype(w, x))
 
 
 @torch.library.custom_op("tmm_core::correlate", mutates_args=())
 def correlate_op(
-    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: str, lags: int, heads: int, kernel: int, exact: bool
+    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: str, lags: int, heads: int, kernel_size: int, method: str
 ) -> Tensor:
     """Compute a correlation that was recorded."""
-    shape = {"lags": lags, "heads": heads, "kernel": kernel}
-    return _run(_engine(engine), "correlate", x, g, segment_ids=segment_ids, exact=exact, **shape)
+    shape = {"lags": lags, "heads": heads, "kernel_size": kernel_size}
+    return _run(_engine(engine), "correlate", x, g, segment_ids=segment_ids, method=method, **shape)
 
 
 @correlate_op.register_fake
 def _(
-    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: str, lags: int, heads: int, kernel: int, exact: bool
+    x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: str, lags: int, heads: int, kernel_size: int, method: str
 ) -> Tensor:
-    return x.new_empty((heads, kernel, lags), dtype=_dtype(x, g))
+    return x.new_empty((heads, kernel_size, lags), dtype=_dtype(x, g))
 
 
 def _dtype(*tensors: Tensor) -> torch.dtype:

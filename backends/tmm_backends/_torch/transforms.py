@@ -1,6 +1,6 @@
 """Products and correlations of blocks of channels, by transforms or by direct sums.
 
-A block of signals is `(n, rows, heads, channels)`, time first; lags are `(heads, kernel, lags)`. Where the kernel has
+A block of signals is `(n, rows, heads, channels)`, time first; lags are `(heads, m, lags)`. Where the kernel has
 m > 1 rows, a block that is read carries m - 1 channels more than one that is written, before them for the product and
 after them for the adjoint. `shares`, `(1, rows, heads, channels, kernel)`, weigh what an output reads of each row of
 the kernel.
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from tmm_core._definition.fourier import fast_length
 
-__all__ = ["Direct", "Fourier", "Method", "reads"]
+__all__ = ["Algorithm", "Direct", "Fourier", "reads"]
 
 BLOCK = 64
 """Output times of a direct sum at once: on two cores, 32 took up to 1.6 times as long, 128 from 0.9 to 1.9 times."""
 
 
-class Method(Protocol):
+class Algorithm(Protocol):
     """One way to compute on blocks."""
 
     span: int
@@ -36,14 +36,14 @@ class Method(Protocol):
     def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, shares: Tensor | None) -> None:
         """Write the product, or the adjoint product, of one block into `out`."""
 
-    def nothing(self, heads: int, kernel: int) -> Tensor:
-        """Return the correlation of no blocks yet, in a form of the method's own."""
+    def nothing(self, heads: int, kernel_size: int) -> Tensor:
+        """Return the correlation of no blocks yet, in a form of the algorithm's own."""
 
     def correlate(self, total: Tensor, x: Tensor, g: Tensor, *, shares: Tensor | None) -> None:
         """Add the correlation of one more block to `total`."""
 
     def lags(self, total: Tensor, count: int) -> Tensor:
-        """Return a total of `correlate` as `(heads, kernel, count)`."""
+        """Return a total of `correlate` as `(heads, kernel_size, count)`."""
 
 
 class Fourier:
@@ -69,25 +69,25 @@ class Fourier:
     def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, shares: Tensor | None) -> None:
         """Write the product, or the adjoint product, of one block into `out`."""
         spectrum = self._spectrum(x)
-        kernel = filters.shape[-1]
-        if kernel == 1:
+        kernel_size = filters.shape[-1]
+        if kernel_size == 1:
             return self._signal(spectrum.mul_(filters[..., 0]), out)
         total = torch.zeros((self.length, *out.shape[1:]), dtype=self.dtype, device=out.device)
-        for i in range(kernel):
-            term = reads(spectrum, i, kernel, adjoint) * filters[..., i]
+        for i in range(kernel_size):
+            term = reads(spectrum, i, kernel_size, adjoint) * filters[..., i]
             total.add_(term if shares is None else term.mul_(shares[..., i]))
         self._signal(total, out)
 
-    def nothing(self, heads: int, kernel: int) -> Tensor:
-        """Return a sum of no spectra, `(N, heads, kernel)`."""
-        return torch.zeros((self.length, heads, kernel), dtype=self.dtype, device=self.device)
+    def nothing(self, heads: int, kernel_size: int) -> Tensor:
+        """Return a sum of no spectra, `(N, heads, kernel_size)`."""
+        return torch.zeros((self.length, heads, kernel_size), dtype=self.dtype, device=self.device)
 
     def correlate(self, total: Tensor, x: Tensor, g: Tensor, *, shares: Tensor | None) -> None:
         """Add the products of the spectra, summed over rows and channels."""
-        kernel = total.shape[-1]
+        kernel_size = total.shape[-1]
         sources, targets = self._spectrum(x).conj_physical_(), self._spectrum(g)
-        for i in range(kernel):
-            term = reads(sources, i, kernel, False) * targets
+        for i in range(kernel_size):
+            term = reads(sources, i, kernel_size, False) * targets
             total[..., i] += (term if shares is None else term.mul_(shares[..., i])).sum((1, 3))
 
     def lags(self, total: Tensor, count: int) -> Tensor:
@@ -142,37 +142,41 @@ class Direct:
 
     def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, shares: Tensor | None) -> None:
         """Write the product, or the adjoint product, of one block of channels into `out`."""
-        kernel = filters.shape[0]
+        kernel_size = filters.shape[0]
         for (rows, lags), outputs, inputs in self._blocks(adjoint):
             y: Tensor | None = None
-            for i in range(kernel):
-                source = self._columns(reads(x[inputs], i, kernel, adjoint), None if shares is None else shares[..., i])
+            for i in range(kernel_size):
+                source = self._columns(
+                    reads(x[inputs], i, kernel_size, adjoint), None if shares is None else shares[..., i]
+                )
                 strip = filters[i, :, rows, lags]
                 # Contiguous results: into a part of a larger tensor, PyTorch would multiply head by head.
                 y = torch.bmm(strip, source) if y is None else y.baddbmm_(strip, source)
             target = out[outputs]
             target.copy_(y.view(*y.shape[:2], *target.shape[1::2]).permute(1, 2, 0, 3))  # type: ignore[union-attr]
 
-    def nothing(self, heads: int, kernel: int) -> Tensor:
+    def nothing(self, heads: int, kernel_size: int) -> Tensor:
         """Return a strip of zeros, and `block` more to the left of each row: `(kernel, heads, block, block + span)`."""
-        return torch.zeros((kernel, heads, self.block, self.block + self.span), dtype=self.dtype, device=self.device)
+        return torch.zeros(
+            (kernel_size, heads, self.block, self.block + self.span), dtype=self.dtype, device=self.device
+        )
 
     def correlate(self, total: Tensor, x: Tensor, g: Tensor, *, shares: Tensor | None) -> None:
         """Add the products of outputs with the inputs that they read, where the strip has their lags."""
-        strips, kernel = total[..., self.block :], total.shape[0]
+        strips, kernel_size = total[..., self.block :], total.shape[0]
         for (rows, lags), outputs, inputs in self._blocks(adjoint=False):
-            for i in range(kernel):
+            for i in range(kernel_size):
                 targets = self._columns(g[outputs], None if shares is None else shares[..., i])
-                sources = self._columns(reads(x[inputs], i, kernel, False), None)
+                sources = self._columns(reads(x[inputs], i, kernel_size, False), None)
                 strips[i, :, rows, lags].baddbmm_(targets, sources.mH)
 
     def lags(self, total: Tensor, count: int) -> Tensor:
         """Return the sums along diagonals, which one more entry a row makes columns of a view."""
-        kernel, heads, block, row = total.shape
+        kernel_size, heads, block, row = total.shape
         steps = (*total.stride()[:2], row + 1, 1)
         # In the first row, lag 0 lies at column span - block of the strip, and each lag to the left of the last.
         first = total.storage_offset() + self.span - count + 1
-        diagonals = total.as_strided((kernel, heads, block, count), steps, first)
+        diagonals = total.as_strided((kernel_size, heads, block, count), steps, first)
         return diagonals.sum(-2).flip(-1).movedim(0, 1)
 
     def _columns(self, a: Tensor, shares: Tensor | None) -> Tensor:
@@ -194,10 +198,10 @@ class Direct:
                 yield (rows, columns), slice(start, stop), slice(first, stop)
 
 
-def reads(a: Tensor, i: int, kernel: int, adjoint: bool) -> Tensor:
+def reads(a: Tensor, i: int, kernel_size: int, adjoint: bool) -> Tensor:
     """Return the channels of a block that kernel row `i` reads for each output channel."""
-    start = kernel - 1 - i if adjoint else i
-    return a[..., start : a.shape[-1] - kernel + 1 + start]
+    start = kernel_size - 1 - i if adjoint else i
+    return a[..., start : a.shape[-1] - kernel_size + 1 + start]
 
 
 def _along(a: Tensor, ndim: int) -> Tensor:
