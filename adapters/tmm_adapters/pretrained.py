@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tmm_core import TMMConfig, lm
 from tmm_core._arrays.exchange import namespace_of
-from tmm_core.errors import ExistingFileError, InputError, MissingFileError
+from tmm_core.errors import InputError, MissingFileError
+
+from .files import atomic_folder, require_empty
 
 if TYPE_CHECKING:
     from .tokenizers import Tokenizer
@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 __all__ = [
     "CONFIG",
     "WEIGHTS",
-    "folder_written_aside",
     "is_model",
     "load_model",
     "load_params",
     "read_config",
     "read_tensors",
     "save_model",
-    "sync",
     "write_json",
     "write_model",
     "write_tensors",
@@ -74,8 +72,8 @@ def save_model(
     """
     folder = Path(folder)
     require_empty(folder)
-    with folder_written_aside(folder) as aside:
-        write_model(aside, config, tensors, tokenizer=tokenizer)
+    with atomic_folder(folder) as temporary:
+        write_model(temporary, config, tensors, tokenizer=tokenizer)
 
 
 def write_model(folder: Path, config: TMMConfig, tensors: Mapping[str, Any], *, tokenizer: Tokenizer | None) -> None:
@@ -243,49 +241,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write plain data as JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def require_empty(folder: Path) -> None:
-    """Refuse a folder that holds anything: it might be somebody's."""
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ExistingFileError(f"{folder} is not empty: choose another folder, or remove it first")
-    for path in (folder, *folder.parents):
-        if path.exists() and not path.is_dir():
-            raise ExistingFileError(f"{path} is a file: choose another name for the folder {folder}")
-
-
-@contextmanager
-def folder_written_aside(folder: Path) -> Iterator[Path]:
-    """Give a fresh folder beside `folder` to write in; it takes that name when the block ends well, else it is removed.
-
-    Every file is on the disk before the name is given, so that a crash at any moment leaves the whole or nothing.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        aside.mkdir()
-        yield aside
-        for path in (*aside.rglob("*"), aside):
-            sync(path)
-        if folder.is_dir():
-            folder.rmdir()  # an empty one; not every system renames onto it
-        aside.rename(folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    sync(folder.parent)
-
-
-def sync(path: Path) -> None:
-    """Force a file or a folder to the disk."""
-    if os.name == "nt":
-        return  # it cannot open folders, and syncs only what is open for writing
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _contiguous(tensor: Any) -> Any:

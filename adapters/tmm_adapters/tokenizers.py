@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tmm_core.errors import InputError, MissingFileError
-from tmm_lab.data.text import Part, written_aside
+
+from .files import atomic_write
 
 if TYPE_CHECKING:
     from tmm_core import TMMConfig
@@ -172,7 +173,7 @@ class SubwordTokenizer:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write `tokenizer.json` into `folder`."""
-        with written_aside(Path(folder, _FILE)) as file:
+        with atomic_write(Path(folder, _FILE)) as file:
             file.write(self._tokenizer.to_str(pretty=True).encode())
 
 
@@ -210,13 +211,13 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     return SubwordTokenizer(tokenizer, str(path))
 
 
-def train_tokenizer(part: Part, vocab_size: int) -> SubwordTokenizer:
-    """Return a byte-level BPE with an end-of-text, trained on `part`.
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
+    """Return a byte-level BPE with an end-of-text, trained on `texts`.
 
     Parameters
     ----------
-    part : Part
-        The training part of a text; its first 256 MiB are used.
+    texts : iterable of str
+        The training text; its first 256 MiB are used.
     vocab_size : int
         Number of ids wanted, at least 257; a short text may yield fewer.
 
@@ -238,7 +239,7 @@ def train_tokenizer(part: Part, vocab_size: int) -> SubwordTokenizer:
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_up_to(part, TOKENIZER_BYTES), trainer)
+    tokenizer.train_from_iterator(_up_to(texts, TOKENIZER_BYTES), trainer)
     return SubwordTokenizer(tokenizer)
 
 
@@ -257,10 +258,10 @@ def check_fits(tokenizer: Tokenizer, config: TMMConfig) -> None:
         )
 
 
-def _up_to(part: Part, n_bytes: int) -> Iterator[str]:
-    """Yield pieces of `part` until they make up `n_bytes`."""
-    for piece, _ in part.pieces():
-        yield piece
-        n_bytes -= len(piece.encode())
+def _up_to(texts: Iterable[str], n_bytes: int) -> Iterator[str]:
+    """Yield texts until they make up `n_bytes`."""
+    for text in texts:
+        yield text
+        n_bytes -= len(text.encode())
         if n_bytes <= 0:
             return

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tmm_lab.data.text import END_BYTE, Part, write_text
-from tmm_lab.evaluation.baselines import ORDERS, NGramModel, yardsticks
+from tmm_lab.evaluation.baselines import ORDERS, NGramModel, baseline_costs
 
 
 def stored(part):
@@ -117,13 +117,13 @@ def test_chances_of_all_bytes_sum_to_one(english, order):
 
 def test_longer_contexts_and_more_text_cost_less(english):
     training, held_out = english
-    costs = yardsticks(training, held_out)
+    costs = baseline_costs(training, held_out)
     assert list(costs) == [*ORDERS, "zlib"]
     in_order = [costs[name] for name in ORDERS]
     assert in_order == sorted(in_order, reverse=True)
     assert in_order[0] < 6
     assert 1 < in_order[-1] < 3
-    assert yardsticks(training, held_out) == costs
+    assert baseline_costs(training, held_out) == costs
     assert costs["4-gram"] == NGramModel.fit(training).bits(held_out, 4) / held_out.n_bytes
     part_of_it = NGramModel.fit(training, 50_000)
     assert part_of_it.bits(held_out, 4) / held_out.n_bytes > in_order[-1] + 0.1
@@ -150,16 +150,16 @@ def test_ends_of_documents_are_paid_for(folder):
 def test_texts_of_one_byte_have_costs(folder, byte):
     for times in (1, 2, 500):
         text = write_text([byte * times], folder / "one").whole()
-        assert all(0 < cost < 100 for cost in yardsticks(text, text).values())
+        assert all(0 < cost < 100 for cost in baseline_costs(text, text).values())
 
 
 def test_parts_without_text_are_refused(english):
     training, held_out = english
     nothing = Part(training.text, (), 0)
     with pytest.raises(ValueError, match="nothing to fit on"):
-        yardsticks(nothing, held_out)
+        baseline_costs(nothing, held_out)
     with pytest.raises(ValueError, match="held-out part holds no text"):
-        yardsticks(training, nothing)
+        baseline_costs(training, nothing)
     with pytest.raises(ValueError, match=r"order must be in \[1, 4\], and is 5"):
         NGramModel.fit(held_out).bits(held_out, 5)
 
@@ -167,7 +167,7 @@ def test_parts_without_text_are_refused(english):
 def test_zlib_compresses_the_held_out_text_by_itself(english):
     training, held_out = english
     expected = 8 * len(zlib.compress(stored(held_out), 9)) / held_out.n_bytes
-    assert yardsticks(training, held_out)["zlib"] == pytest.approx(expected, rel=1e-3)
+    assert baseline_costs(training, held_out)["zlib"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_counts_do_not_depend_on_the_chunks(english, monkeypatch):

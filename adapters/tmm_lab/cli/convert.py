@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tmm_adapters.pretrained import read_tensors, require_empty, save_model
+from tmm_adapters.files import require_empty
+from tmm_adapters.pretrained import read_tensors, save_model
 
 __all__ = ["add_parser"]
 

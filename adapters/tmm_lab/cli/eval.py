@@ -6,7 +6,6 @@ import argparse
 import math
 import sys
 import tempfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         nats = held_out_nats(model, windows, batch=arguments.batch)
         if not math.isfinite(nats):
             raise InputError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")
-        costs = {"this model": bits_per_byte(nats, part), **_others(folder, part)}
+        costs = {"this model": bits_per_byte(nats, part), **_baselines(folder, part)}
         del windows, tokens  # the mapped file must be closed before Windows can remove it
     size = f"{counted(part.n_bytes, 'byte')}, {counted(part.n_documents, 'document')}"
     print(f"{size}, sha256 {text.sha256[:16]}; model {folder}")
@@ -79,8 +78,10 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
     return None if joined else tokenizer.end_of_text
 
 
-def _others(folder: Path, part: Part) -> dict[str, float]:
-    """Return the yardsticks: n-grams need the training text of a run, zlib does not."""
+def _baselines(folder: Path, part: Part) -> dict[str, float]:
+    """Return the baselines: n-grams need the training text of a run, zlib does not."""
+    from ..data.text import open_text
+    from ..evaluation.baselines import baseline_costs, zlib_cost
     from ..training.runs import run_of
 
     run = run_of(folder)
@@ -88,11 +89,6 @@ def _others(folder: Path, part: Part) -> dict[str, float]:
         print(f"note: without n-grams, as {run.data} has lost the training text", file=sys.stderr)
         run = None
     if run is None:
-        compressor = zlib.compressobj(9)
-        size = sum(len(compressor.compress(chunk)) for chunk in part.chunks()) + len(compressor.flush())
-        return {"zlib": 8 * size / part.n_bytes}
-    from ..data.text import open_text
-    from ..evaluation.baselines import yardsticks
-
+        return {"zlib": zlib_cost(part)}
     training, _ = open_text(run.data / "text").split(run.described()[1].held_out_bytes)
-    return yardsticks(training, part)
+    return baseline_costs(training, part)

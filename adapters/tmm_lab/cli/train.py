@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tmm_adapters.pretrained import require_empty
+from tmm_adapters.files import require_empty
 from tmm_core.config import PRESETS, TMMConfig
 from tmm_core.errors import InputError
 

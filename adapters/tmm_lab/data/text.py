@@ -11,18 +11,16 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
+from tmm_adapters.files import atomic_write
 from tmm_core.errors import InputError, InputTypeError
 
-__all__ = ["END_BYTE", "Document", "Part", "Text", "description_path", "open_text", "write_text", "written_aside"]
+__all__ = ["END_BYTE", "Document", "Part", "Text", "description_path", "open_text", "write_text"]
 
 Document = str | Iterable[str]
 """One document: its text, or the pieces of its text in their order."""
@@ -221,7 +219,7 @@ def write_text(documents: Iterable[Document], path: str | os.PathLike[str]) -> T
     path = Path(path)
     digest = hashlib.sha256()
     n_bytes = n_documents = 0
-    with written_aside(path) as file:
+    with atomic_write(path) as file:
         for document in documents:
             before = n_bytes
             for piece in (document,) if isinstance(document, str) else document:
@@ -237,7 +235,7 @@ def write_text(documents: Iterable[Document], path: str | os.PathLike[str]) -> T
         description_path(path).unlink(missing_ok=True)  # so that it never describes another file
     text = Text(path, n_bytes, n_documents, digest.hexdigest())
     description = {"n_bytes": n_bytes, "n_documents": n_documents, "sha256": text.sha256}
-    with written_aside(description_path(path)) as file:
+    with atomic_write(description_path(path)) as file:
         file.write(json.dumps(description).encode())
     return text
 
@@ -261,20 +259,6 @@ def open_text(path: str | os.PathLike[str]) -> Text:
     if path.stat().st_size != text.size:
         raise InputError(f"text file {path} has {path.stat().st_size} bytes, expected {text.size}: write it anew")
     return text
-
-
-@contextmanager
-def written_aside(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside `path` for writing; it takes the name `path` when the block ends well, else it is removed."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")  # threads and other machines may write too
-    try:
-        with aside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def description_path(path: Path) -> Path:

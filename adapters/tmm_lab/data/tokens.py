@@ -3,7 +3,7 @@
 A token file holds an end-of-text, then the tokens of each document followed by an end-of-text. Its first token is only
 ever context: every other one is predicted exactly once in a pass over the windows of `TokenWindows`, the first of all
 given an end-of-text. So a model is charged for exactly the bytes of its text and for the end of each document, as the
-yardsticks are. A document begins at its end-of-text, which is all that a model knows of its first token then.
+baselines are. A document begins at its end-of-text, which is all that a model knows of its first token then.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from tmm_adapters.files import atomic_write
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_core.errors import InputError
 from tmm_core.lm import IGNORED
 
-from .text import Part, description_path, written_aside
+from .text import Part, description_path
 
 __all__ = ["TokenWindows", "bits_per_byte", "evaluation_windows", "open_tokens", "samples_at", "write_tokens"]
 
@@ -62,7 +63,7 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str])
     except (OSError, ValueError):
         pass  # nothing usable is there, so it is written now
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-    with written_aside(path) as file:
+    with atomic_write(path) as file:
         _write_header(file, dtype, 0)
         n_tokens = 0
         for ids in _batches(part, tokenizer):
@@ -70,7 +71,7 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str])
             file.write(ids.astype(dtype).data)
         _write_header(file, dtype, n_tokens)
         description_path(path).unlink(missing_ok=True)  # so that it never describes another file
-    with written_aside(description_path(path)) as file:
+    with atomic_write(description_path(path)) as file:
         file.write(json.dumps({**description, "n_tokens": n_tokens}).encode())
     return open_tokens(path)
 

@@ -1,4 +1,4 @@
-"""Yardsticks for a language model: what a text costs under byte n-gram models and under zlib.
+"""Baselines for a language model: what a text costs under byte n-gram models and under zlib.
 
 The n-gram models are interpolated Kneser-Ney with the three modified discounts of Chen and Goodman (1998). They work on
 the bytes of a text file, in which the byte 0xFF ends each document. So they pay for what a language model pays for,
@@ -20,7 +20,7 @@ from tmm_core.errors import InputError
 
 from ..data.text import END_BYTE, Part
 
-__all__ = ["ORDERS", "NGramModel", "yardsticks"]
+__all__ = ["ORDERS", "NGramModel", "baseline_costs", "zlib_cost"]
 
 ORDERS = {"unigram": 1, "bigram": 2, "trigram": 3, "4-gram": 4}
 """The n-gram models by name, and how many bytes each looks at, the predicted one included."""
@@ -32,8 +32,8 @@ _LONGEST = max(ORDERS.values())
 _CHUNK = 1 << 22  # bytes counted at a time
 
 
-def yardsticks(training: Part, held_out: Part) -> dict[str, float]:
-    """Return the cost of a held-out text, in bits per byte, by name of the yardstick.
+def baseline_costs(training: Part, held_out: Part) -> dict[str, float]:
+    """Return the cost of a held-out text, in bits per byte, by name of the baseline.
 
     Parameters
     ----------
@@ -61,7 +61,14 @@ def yardsticks(training: Part, held_out: Part) -> dict[str, float]:
         raise InputError("the held-out part holds no text: hold out at least one byte")
     model = NGramModel.fit(training)
     costs = {name: model.bits(held_out, order) / held_out.n_bytes for name, order in ORDERS.items()}
-    return {**costs, "zlib": 8 * _zlib_size(held_out) / held_out.n_bytes}
+    return {**costs, "zlib": zlib_cost(held_out)}
+
+
+def zlib_cost(part: Part) -> float:
+    """Return the bits per byte of `part` compressed by zlib at level 9."""
+    compressor = zlib.compressobj(9)
+    size = sum(len(compressor.compress(chunk)) for chunk in part.chunks()) + len(compressor.flush())
+    return 8 * size / part.n_bytes
 
 
 @dataclass(frozen=True)
@@ -192,9 +199,3 @@ def _grams(part: Part) -> Iterator[NDArray[np.uint32]]:
             grams |= np.frombuffer(data, np.uint8, len(chunk), place)
         yield grams
         before = data[-(_LONGEST - 1) :]
-
-
-def _zlib_size(part: Part) -> int:
-    """Return the bytes that zlib makes of `part` at level 9."""
-    compressor = zlib.compressobj(9)
-    return sum(len(compressor.compress(chunk)) for chunk in part.chunks()) + len(compressor.flush())

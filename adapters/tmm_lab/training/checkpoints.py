@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from tmm_adapters.pretrained import folder_written_aside, read_config, write_json
+from tmm_adapters.files import atomic_folder
+from tmm_adapters.pretrained import read_config, write_json
 from tmm_core import TMMConfig
 from tmm_core.errors import InputError
 
@@ -48,7 +49,7 @@ def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], *, 
         if damage(path) is None:
             return path
         shutil.rmtree(path)  # the run went on from an earlier step because of it
-    with folder_written_aside(path) as aside:
+    with atomic_folder(path) as aside:
         write(aside)
         files = sorted(path for path in aside.rglob("*") if path.is_file())
         write_json(aside / COMPLETE, {file.relative_to(aside).as_posix(): _fingerprint(file) for file in files})

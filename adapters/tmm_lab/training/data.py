@@ -39,7 +39,8 @@ def prepare_data(run: Run, source: Source) -> Data:
     if source.tokenizer is not None:
         tokenizer = load_tokenizer(source.tokenizer)
     elif source.vocab is not None:
-        tokenizer = train_tokenizer(text.split(source.held_out_bytes)[0], source.vocab)
+        training, _ = text.split(source.held_out_bytes)
+        tokenizer = train_tokenizer((piece for piece, _ in training.pieces()), source.vocab)
     else:
         tokenizer = ByteTokenizer()
     tokenizer.save(run.folder)

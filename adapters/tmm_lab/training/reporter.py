@@ -8,7 +8,8 @@ from typing import Any
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from ..data.text import written_aside
+from tmm_adapters.files import atomic_write
+
 from .display import Display
 from .learner import Learner, Work
 from .runs import Run
@@ -80,5 +81,5 @@ def write_lags(run: Run, step: int, lags: Mapping[str, NDArray[Any]]) -> None:
     """Write the lags of every layer into one file of `lags/`."""
     if lags:
         run.lags.mkdir(exist_ok=True)
-        with written_aside(run.lags / f"step-{step:08d}.safetensors") as file:
+        with atomic_write(run.lags / f"step-{step:08d}.safetensors") as file:
             file.write(safetensors.numpy.save(dict(lags)))

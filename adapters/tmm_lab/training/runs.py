@@ -22,12 +22,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tmm_adapters.pretrained import is_model, require_empty
+from tmm_adapters.files import atomic_write, require_empty
+from tmm_adapters.pretrained import is_model
 from tmm_core import TMMConfig
 from tmm_core.errors import ExistingFileError, InputError, MissingFileError
 
 from ..data.config import Source
-from ..data.text import written_aside
 from .checkpoints import newest_intact
 from .options import TrainingOptions
 
@@ -150,7 +150,7 @@ class Run:
         """Change the description on the disk; it is there whole at every moment."""
         self.description |= changes
         path = self.folder / DESCRIPTION
-        with written_aside(path) as file:
+        with atomic_write(path) as file:
             file.write(
                 json.dumps({"format": FORMAT, "version": VERSION, **self.description}, indent=2).encode() + b"\n"
             )
@@ -210,7 +210,7 @@ class Run:
     def forget_after(self, step: int) -> None:
         """Drop records of steps after `step`: a resumed run makes them again."""
         kept = [record for record in self.records() if record["step"] <= step]
-        with written_aside(self.metrics) as file:
+        with atomic_write(self.metrics) as file:
             file.write("".join(json.dumps(record) + "\n" for record in kept).encode())
 
 

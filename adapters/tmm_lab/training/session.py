@@ -17,7 +17,7 @@ from tmm_core.errors import InputError
 from ..data.config import Source
 from ..data.dataset import TrainingSamples
 from ..data.tokens import TokenWindows, evaluation_windows
-from ..evaluation.baselines import yardsticks
+from ..evaluation.baselines import baseline_costs
 from ..evaluation.measure import prompt_ids
 from .checkpoints import newest_intact, step_of
 from .course import Course
@@ -126,7 +126,7 @@ def _create(plan: Plan, display: Display) -> Run:
             source=plan.source.to_dict(),
             options=plan.options.to_dict(),
             steps=plan.options.steps,
-            yardsticks=yardsticks(data.training, data.held_out),
+            yardsticks=baseline_costs(data.training, data.held_out),
             started=time.time(),
             finished=False,
         )
