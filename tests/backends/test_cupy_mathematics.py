@@ -9,7 +9,7 @@ from support import cupy_emulation
 
 from tmm_core._dispatch import registry
 from tmm_core.backend import Backend
-from tmm_core.testing import LAWS, numpy_library
+from tmm_core.testing import LAWS, get_library
 from tmm_core.testing.oracles import dense_correlation, dense_product
 from tmm_core.testing.products import (
     check_correlations,
@@ -71,7 +71,7 @@ def kernels():
 @pytest.mark.parametrize("law", BY_KERNELS)
 def test_law_by_kernels(law, kernels, register):
     register(kernels)
-    law(numpy_library(), "json")
+    law(get_library("numpy"), "json")
 
 
 @pytest.mark.parametrize("law", [check_products, check_correlations, check_segments, check_independence])
@@ -79,7 +79,7 @@ def test_law_by_small_pieces(law, register, monkeypatch):
     monkeypatch.setattr(engine, "pieces", functools.partial(pieces, most=600))
     monkeypatch.setattr(engine, "ENTRIES", 600)
     register(Twin())
-    law(numpy_library(), "json")
+    law(get_library("numpy"), "json")
 
 
 def test_rows_of_documents_out_of_order_are_nan():

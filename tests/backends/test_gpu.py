@@ -3,105 +3,33 @@
 A library that cannot use a GPU here is skipped with its reason, or fails where `TMM_TEST_REQUIRE` names it.
 """
 
-import dataclasses
-import functools
 import os
 
 import numpy as np
 import pytest
-from conftest import COMPLEX, FLOATS, REQUIRED, _jax, _torch
+from support.requirements import library_or_skip
 
 import tmm_core
-from tmm_core.testing import LAWS, STREAMING_LAWS, Library, check_gradients
+from tmm_core.testing import LAWS, STREAMING_LAWS, check_gradients
 from tmm_core.testing.products import check_dtypes, check_products, check_segments, check_shapes
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of the GPU's memory for itself
 
 pytestmark = pytest.mark.gpu
 
-HALVES = ("float16", "bfloat16")
-
-
-def _on_cupy() -> Library | str:
-    import cupy
-    import ml_dtypes
-
-    backend = tmm_core.get_backend("cupy")
-    if "cuda" not in backend.devices:
-        return backend.serves
-
-    def asarray(values, dtype):
-        return cupy.asarray(np.asarray(values).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
-
-    def to_numpy(array):
-        return cupy.asnumpy(array.astype(np.float32) if array.dtype == ml_dtypes.bfloat16 else array)
-
-    halves = HALVES if int(cupy.__version__.split(".")[0]) >= 14 else HALVES[:1]
-    # Nobody looks at values, as in traced code.
-    return Library("cupy", asarray, to_numpy, (*halves, *FLOATS, *COMPLEX), traced=True)
-
-
-def _on_torch() -> Library | str:
-    import torch
-
-    if not torch.cuda.is_available():
-        return "PyTorch finds no GPU here"
-    library = _torch()
-    return dataclasses.replace(
-        library,
-        name="torch-cuda",
-        asarray=lambda values, dtype: library.asarray(values, dtype).cuda(),
-        to_numpy=lambda tensor: library.to_numpy(tensor.cpu()),
-        traced=True,
-    )
-
-
-def _on_jax(jit: bool = False) -> Library | str:
-    import jax
-
-    if jax.default_backend() != "gpu":
-        return f"JAX computes on {jax.default_backend()} here"
-    return dataclasses.replace(_jax(jit), name="jax-cuda")
-
-
-MAKERS = {
-    "cupy": ("cupy", _on_cupy),
-    "torch": ("torch", _on_torch),
-    "jax": ("jax", _on_jax),
-    "jax-jit": ("jax", lambda: _on_jax(jit=True)),
-}
-
-
-@functools.cache
-def _made(name: str) -> Library | str:
-    try:
-        return MAKERS[name][1]()
-    except (ImportError, LookupError) as error:
-        return f"it is not installed: {error}"
-
-
-def library_or_skip(name: str) -> Library:
-    """Return a library on the GPU."""
-    library, module = _made(name), MAKERS[name][0]
-    if isinstance(library, str):
-        if module in REQUIRED:
-            pytest.fail(f"TMM_TEST_REQUIRE asks for {module}, which cannot be tried on a GPU: {library}")
-        pytest.skip(f"{module}: {library}")
-    return library
-
-
 # A backend of another library computes on memory that both share: a few laws tell whether that goes well.
-WHOLE = [("cupy", "cupy"), ("torch", "cupy"), ("torch", "torch"), ("jax-jit", "jax"), ("cupy", "array_api")]
-SHARED = [("cupy", "torch"), ("cupy", "jax"), ("torch", "jax"), ("jax", "cupy"), ("jax", "torch")]
-DIFFERENTIABLE = [("torch", "cupy"), ("torch", "torch"), ("torch", "jax"), ("jax", "cupy"), ("jax", "torch"),
-                  ("jax-jit", "jax")]  # fmt: skip
+WHOLE = [("cupy", "cupy"), ("torch-cuda", "cupy"), ("torch-cuda", "torch"), ("jax-jit-cuda", "jax")]
+WHOLE += [("cupy", "array_api")]
+SHARED = [("cupy", "torch"), ("cupy", "jax"), ("torch-cuda", "jax"), ("jax-cuda", "cupy"), ("jax-cuda", "torch")]
+DIFFERENTIABLE = [("torch-cuda", "cupy"), ("torch-cuda", "torch"), ("torch-cuda", "jax"), ("jax-cuda", "cupy"),
+                  ("jax-cuda", "torch"), ("jax-jit-cuda", "jax")]  # fmt: skip
 CASES = [
     pytest.param(name, backend, law, id=f"{name}-{backend}-{law.__name__.removeprefix('check_')}")
     for laws, pairs in (
         (LAWS, WHOLE),
         ((check_products, check_segments, check_dtypes, check_shapes), SHARED),
         ((check_gradients,), DIFFERENTIABLE),
-        (STREAMING_LAWS, [("cupy", "cupy"), ("torch", "torch")]),
+        (STREAMING_LAWS, [("cupy", "cupy"), ("torch-cuda", "torch")]),
     )
     for name, backend in pairs
     for law in laws
@@ -112,10 +40,8 @@ CASES = [
 def test_law(name, backend, law):
     library = library_or_skip(name)
     if backend != "array_api":
-        library_or_skip(backend)
-    if law in STREAMING_LAWS:
-        library = dataclasses.replace(library, dtypes=("float32",))
-    law(library, backend)
+        library_or_skip(backend if backend == "cupy" else f"{backend}-cuda")
+    law(library.restricted("float32") if law in STREAMING_LAWS else library, backend)
 
 
 def draw(*shape: int) -> np.ndarray:
@@ -173,7 +99,7 @@ def test_results_follow_the_order_of_a_stream():
 
 
 def test_torchs_stream_is_cupys():
-    library_or_skip("torch")
+    library_or_skip("torch-cuda")
     library_or_skip("cupy")
     import torch
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import library_or_skip
 from jax import grad, hessian, jacfwd, jacrev, jit, jvp, lax, vmap
 from jax.test_util import check_grads
+from support.requirements import import_or_skip, library_or_skip
 
 import tmm_core
 from tmm_backends._jax import host
@@ -117,7 +117,7 @@ def test_linear_transposition_and_forward_mode():
 def test_every_engine_differentiates(backend):
     w, x = draw(H, 3), draw(N, D)
     if backend == "torch":
-        library_or_skip(backend)
+        import_or_skip(backend)
     got = grad(lambda w, x: (product(w, x, backend=backend) ** 3).sum(), (0, 1))
     assert_close(jit(got)(w, x), grad(dense_cubed, (0, 1))(w, x))
 

@@ -6,14 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from conftest import library_or_skip
+from support.requirements import import_or_skip
 
 LAWS = """
-import dataclasses
 from tmm_backends._numba import lanes
-from tmm_core import testing
-library = dataclasses.replace(testing.numpy_library(), dtypes=({dtypes}))
-for law in (testing.check_products, testing.check_correlations, testing.check_segments, testing.check_dtypes):
+from tmm_core.testing import get_library, products
+library = get_library("numpy").restricted({dtypes})
+for law in (products.check_products, products.check_correlations, products.check_segments, products.check_dtypes):
     law(library, "numba")
 print(max(lanes.WIDTHS.values()))
 """
@@ -22,11 +21,11 @@ print(max(lanes.WIDTHS.values()))
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names features of x86-64 processors")
 @pytest.mark.parametrize(
     ("features", "lanes", "dtypes"),
-    [("+sse2", 4, "'float32',"), ("+avx,+avx2,+fma,+f16c", 8, "'float32', 'float16'")],
+    [("+sse2", 4, "'float32'"), ("+avx,+avx2,+fma,+f16c", 8, "'float32', 'float16'")],
     ids=["SSE2", "AVX2"],
 )
 def test_laws_hold_with_narrower_registers(features, lanes, dtypes, tmp_path):
-    library_or_skip("numba")
+    import_or_skip("numba")
     environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", LAWS.format(dtypes=dtypes)],
@@ -40,7 +39,7 @@ def test_laws_hold_with_narrower_registers(features, lanes, dtypes, tmp_path):
 
 
 def test_float16_is_refused_where_no_instruction_reads_it(monkeypatch):
-    library_or_skip("numba")
+    import_or_skip("numba")
     import numpy as np
 
     import tmm_core

@@ -14,7 +14,7 @@ from tmm_core import available_backends
 
 def test_the_page_says_what_calls_give():
     text = PAGE.read_text(encoding="utf-8")
-    assert text.startswith(HEAD), "run python tests/pairs.py"
+    assert text.startswith(HEAD), "run python tests/support/pairs.py"
     told, found = read(text), read(page())
     assert told.keys() == found.keys()
     gpu = "cuda" in tmm_core.get_backend("cupy").devices if "cupy" in available_backends() else False
@@ -22,7 +22,7 @@ def test_the_page_says_what_calls_give():
         said = told[row, backend]
         here = NOT_RUN not in (cell, said) and backend in available_backends()
         if here and not (gpu and "no GPU here" in said):
-            assert cell == said, f"{row} by {backend}: run python tests/pairs.py"
+            assert cell == said, f"{row} by {backend}: run python tests/support/pairs.py"
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

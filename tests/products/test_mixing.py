@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from conftest import LIBRARIES
 
 from tmm_core import mix_tokens
-from tmm_core.testing import Library
+from tmm_core.testing import LIBRARIES, Library
 
 EXACT = 1e-12  # float64 sums of a few dozen terms of size 1
 

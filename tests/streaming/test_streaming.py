@@ -13,10 +13,10 @@ import tmm_core
 from tmm_core._arrays import properties as arrays
 from tmm_core._dispatch import registry
 from tmm_core.streaming._tiles import LEAF, tile_size
-from tmm_core.testing import numpy_library
+from tmm_core.testing import get_library
 from tmm_core.testing.streaming import Layer, check_stream_non_finite, check_stream_refusals, layers, split, stream
 
-NUMPY = numpy_library()
+NUMPY = get_library("numpy")
 N = 40
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from conftest import library_or_skip
+from support.requirements import import_or_skip, library_or_skip
 
 from tmm_core.testing import STREAMING_LAWS
 from tmm_core.testing.streaming import (
@@ -65,8 +65,8 @@ def compiled_for_a_plan(step):
 def test_law(name, backend, law):
     library = library_or_skip(name)
     if backend in ("torch", "numba"):
-        library_or_skip(backend)
+        import_or_skip(backend)
     if name == "jax-jit":
         library = dataclasses.replace(library, transform=compiled_for_a_plan)
     wanted = PAIRS.get((name, backend), ("float32",))
-    law(dataclasses.replace(library, dtypes=tuple(d for d in library.dtypes if d in wanted)), backend)
+    law(library.restricted(*wanted), backend)

@@ -1,6 +1,6 @@
 """Which engine serves which arrays: calls every pair, and writes docs/pairs.md.
 
-    python tests/pairs.py
+    python tests/support/pairs.py
 
 Needs what the tests need. Pairs that need a GPU are called where there is one.
 """
@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import conftest
 import numpy as np
-import pytest
-import test_gpu
 
 import tmm_core
-from tmm_core.testing import Library
+from tmm_core.errors import NotFoundError
+from tmm_core.testing import Library, get_library
 from tmm_core.testing.oracles import dense_correlation, dense_product
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "pairs.md"
@@ -29,13 +27,13 @@ ARRAYS = {
     "array_api_strict": "array_api_strict",
     "Torch": "torch",
     "Torch, compiled": "torch-compiled",
-    "Torch, on a GPU": "gpu torch",
+    "Torch, on a GPU": "torch-cuda",
     "JAX": "jax",
     "JAX, in jit": "jax-jit",
-    "JAX, on a GPU": "gpu jax",
-    "JAX, in jit on a GPU": "gpu jax-jit",
+    "JAX, on a GPU": "jax-cuda",
+    "JAX, in jit on a GPU": "jax-jit-cuda",
     "Dask": "dask",
-    "CuPy": "gpu cupy",
+    "CuPy": "cupy",
 }
 DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
@@ -44,7 +42,7 @@ NOT_RUN = "not run here"
 
 HEAD = """# Any engine for any array
 
-Every engine serves every array, or says why not. Made by `python tests/pairs.py`, which calls each pair; a test
+Every engine serves every array, or says why not. Made by `python tests/support/pairs.py`, which calls each pair; a test
 compares this page with what the calls give.
 
 `works`: the product is right. `∂` and `∂²`: so are its gradients of the first and second order; NumPy, CuPy and Dask
@@ -80,13 +78,10 @@ class Reasons:
 
 def library_of(name: str) -> Library | None:
     """Return a library, or None for one that is not installed, or of a GPU where there is none."""
-    if not name.startswith("gpu "):
-        try:
-            return conftest.library_or_skip(name)
-        except pytest.skip.Exception:
-            return None
-    library = test_gpu._made(name.removeprefix("gpu "))
-    return None if isinstance(library, str) else library
+    try:
+        return get_library(name)
+    except NotFoundError:
+        return None
 
 
 def outcome(library: Library, backend: str, dtype: str, reasons: Reasons) -> str:
@@ -150,7 +145,7 @@ def tables() -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], str], li
         dtype = "bfloat16" if "bfloat16" in row else "float32"
         for backend in BACKENDS:
             pairs[row, backend] = NOT_RUN if library is None else outcome(library, backend, dtype, reasons)
-    numpy = conftest.library_or_skip("numpy-bfloat16")
+    numpy = get_library("numpy-bfloat16")
     with jax_of_32_bits():
         for dtype in DTYPES:
             for backend in BACKENDS:

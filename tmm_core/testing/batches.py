@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +12,8 @@ from .. import lm
 from .._arrays.exchange import Array
 from ..config import TMMConfig
 from ..mixing import mix_tokens
+from .libraries import Library
 from .oracles import EPS, Numbers, check_close, check_equal, error_bound, normal
-
-if TYPE_CHECKING:
-    from .products import Library
 
 __all__ = ["BATCH_LAWS", "check_batched_layers", "check_batched_models"]
 

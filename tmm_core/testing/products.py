@@ -2,9 +2,9 @@
 
 A stranger's backend passes when every law holds for every library that it serves::
 
-    from tmm_core.testing import LAWS, STREAMING_LAWS, numpy_library
+    from tmm_core.testing import LAWS, STREAMING_LAWS, get_library
     for law in (*LAWS, *STREAMING_LAWS):
-        law(numpy_library(), "mybackend")
+        law(get_library("numpy"), "mybackend")
 
 and, with a library that differentiates, `check_gradients`. This module needs NumPy, which computes the oracles.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from .._arrays.exchange import Array
 from ..backend import Method
 from ..errors import InputError
 from .batches import BATCH_LAWS
+from .libraries import Library
 from .oracles import (
     EPS,
     ERROR_CONSTANT,
@@ -48,51 +48,13 @@ __all__ = [
     "LAWS",
     "STREAMING_ERROR_CONSTANT",
     "STREAMING_LAWS",
-    "Library",
     "check_gradients",
-    "numpy_library",
 ]
 
 SMALLEST = 2.0**-126
 """The smallest normal float32: XLA reads and writes zero for what is smaller."""
 
-Law = Callable[["Library", str], None]
-
-
-@dataclass(frozen=True)
-class Library:
-    """An array library, or one way of using it."""
-
-    name: str
-    asarray: Callable[[Numbers, str], Array]
-    """Return NumPy numbers as an array of the dtype with this name."""
-    to_numpy: Callable[[Array], Numbers]
-    """Return an array's values; those of bfloat16 as float32."""
-    dtypes: tuple[str, ...] = ("float32", "float64", "complex64", "complex128")
-    transform: Callable[[Callable[..., Array]], Callable[..., Array]] = lambda function: function
-    """What compiles a function of arrays, where the library is used so."""
-    traced: bool = False
-    """Whether functions cannot look at values, so that bad values give NaN in place of an error."""
-    vjp: Callable[[Callable[..., Array], tuple[Array, ...], Array], tuple[Array, ...]] | None = None
-    """Return the cotangents of `function(*inputs)` for its inputs; differentiable itself up to `orders`."""
-    orders: int = 0
-    """Up to which order the library differentiates."""
-    packed_length: int = 131
-    """Length of the laws on documents; less for a library that compiles for seconds for every block size."""
-
-    def __post_init__(self) -> None:
-        """Refuse a library on which laws would check nothing."""
-        if "float32" not in self.dtypes:
-            raise InputError(f"dtypes must hold float32, which the laws are checked in, and are {self.dtypes}")
-
-
-def numpy_library() -> Library:
-    """Return NumPy itself."""
-
-    def asarray(values: Numbers, dtype: str) -> Array:
-        return values.astype(dtype, copy=False)
-
-    return Library("numpy", asarray, np.asarray, ("float16", *Library.dtypes))
+Law = Callable[[Library, str], None]
 
 
 # Calls ---------------------------------------------------------------------------------------------------------------

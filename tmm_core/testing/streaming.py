@@ -6,13 +6,14 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .. import streaming
 from .._arrays.exchange import Array
 from ..streaming import StreamPlan, StreamState
+from .libraries import Library
 from .oracles import (
     EPS,
     ERROR_CONSTANT,
@@ -24,9 +25,6 @@ from .oracles import (
     normal,
     spoiled_outputs,
 )
-
-if TYPE_CHECKING:
-    from .products import Library
 
 __all__ = ["STREAMING_ERROR_CONSTANT", "STREAMING_LAWS"]
 

@@ -1,0 +1,47 @@
+"""What a test needs that may be missing: it is skipped with its reason, or fails where it must run.
+
+`TMM_TEST_REQUIRE` names, with commas between, the libraries and programs that must be there; a missing one of those
+fails the run. Every test that depends on something optional asks here, so every skip can be forbidden.
+"""
+
+import importlib
+import importlib.util
+import os
+import shutil
+from types import ModuleType
+from typing import NoReturn
+
+import pytest
+
+from tmm_core.errors import NotFoundError
+from tmm_core.testing import GPU_LIBRARIES, LIBRARIES, Library, get_library
+
+REQUIRED = {name.strip() for name in os.environ.get("TMM_TEST_REQUIRE", "").split(",")} - {""}
+
+
+def missing_requirements() -> list[str]:
+    """Return what `TMM_TEST_REQUIRE` names and is neither a library nor a program here."""
+    return sorted(name for name in REQUIRED if not (importlib.util.find_spec(name) or shutil.which(name)))
+
+
+def skip_without(name: str, reason: object) -> NoReturn:
+    """Skip the test, or the file, for want of a library or program; fail where that is required."""
+    if name in REQUIRED:
+        pytest.fail(f"TMM_TEST_REQUIRE asks for {name}: {reason}")
+    pytest.skip(f"{name}: {reason}", allow_module_level=True)
+
+
+def import_or_skip(module: str) -> ModuleType:
+    """Import a library, or skip the test."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        skip_without(module.partition(".")[0], f"cannot be imported: {error}")
+
+
+def library_or_skip(name: str) -> Library:
+    """Return a library of `tmm_core.testing`."""
+    try:
+        return get_library(name)
+    except NotFoundError as error:
+        skip_without((LIBRARIES | GPU_LIBRARIES)[name].partition(".")[0], error)
