@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import neighbours, products
-from .lanes import STAND_INS
+from .lanes import DTYPE_TAGS
 from .passes import TILE
 from .plans import plan
 from .threads import share_out, thread_count
@@ -71,9 +71,9 @@ class Product:
     adjoint: bool
 
     @property
-    def stand_ins(self) -> tuple[Any, Any]:
+    def dtype_tags(self) -> tuple[Any, Any]:
         """What tells a kernel the dtypes of the arrays."""
-        return STAND_INS[self.x.dtype.name], STAND_INS[self.y.dtype.name]
+        return DTYPE_TAGS[self.x.dtype.name], DTYPE_TAGS[self.y.dtype.name]
 
     @functools.cached_property
     def groups(self) -> Groups:
@@ -89,7 +89,7 @@ class Product:
         jobs = len(self.signals) * len(groups.channels)
         unsafe = np.zeros(jobs, bool)
         arguments = (
-            self.stand_ins, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
+            self.dtype_tags, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
             self.y.strides[-2], self.signals.rows(self.x, self.y), groups.rows(self.x.strides[-1], self.y.itemsize),
             groups.heads, by_group,
         )  # fmt: skip
@@ -164,7 +164,7 @@ class Product:
 
             def work(first: int, last: int) -> None:
                 neighbours.product_of_neighbours(
-                    self.stand_ins, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
+                    self.dtype_tags, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
                     self.y.strides[-2], self.y.itemsize, signals, heads, channels, first, last,
                     spectra, self.filters.kernel_size, self.filters.scales, self.adjoint, packed, steps.constants,
                     steps.steps, self.arithmetic.lowest, self.arithmetic.highest, buffer, window, scratch,

@@ -23,7 +23,7 @@ from typing import Any
 
 import numba
 
-from .lanes import STAND_INS
+from .lanes import DTYPE_TAGS
 from .machine import FAST, NAME, REGISTER_BYTES
 
 __all__ = ["kernel", "part"]
@@ -47,35 +47,35 @@ def kernel(function: Callable[..., Any]) -> Any:
         config.CACHE_DIR = before
     ready: set[tuple[type, ...]] = set()
 
-    def begin(stand_ins: tuple[Any, ...], *arguments: Any) -> Any:
+    def begin(dtype_tags: tuple[Any, ...], *arguments: Any) -> Any:
         """Run for the first time in this process: compile, unless the machine code is at hand."""
-        names = {type(number): name for name, number in STAND_INS.items()}
-        dtypes = " and ".join(dict.fromkeys(names[type(number)] for number in stand_ins))
+        names = {type(number): name for name, number in DTYPE_TAGS.items()}
+        dtypes = " and ".join(dict.fromkeys(names[type(number)] for number in dtype_tags))
         mark = None if FOLDER is None else FOLDER / f"{function.__name__} {dtypes}.compiled"
         if mark is None or not mark.exists():
             log.info("compiling the Numba kernel %s for %s, %s", function.__name__, dtypes, KEPT)
         try:
-            result = compiled(stand_ins, *arguments)
+            result = compiled(dtype_tags, *arguments)
         except OSError as error:  # a full disk, say: it is compiled, but could not be kept, and has not run
             log.warning("the Numba kernel %s could not be kept on disk: %s", function.__name__, error)
-            return compiled(stand_ins, *arguments)
+            return compiled(dtype_tags, *arguments)
         except (EOFError, pickle.UnpicklingError) as error:  # files cut short, by a machine that went down
             log.warning("compiling anew what cannot be read in %s: %s", FOLDER, error)
             shutil.rmtree(FOLDER or "", ignore_errors=True)
-            return compiled(stand_ins, *arguments)
+            return compiled(dtype_tags, *arguments)
         _touch(mark)
         return result
 
     @functools.wraps(function)
-    def call(stand_ins: tuple[Any, ...], *arguments: Any) -> Any:
-        key = tuple(type(number) for number in stand_ins)
+    def call(dtype_tags: tuple[Any, ...], *arguments: Any) -> Any:
+        key = tuple(type(number) for number in dtype_tags)
         if key not in ready:
             with _compiling:  # one thread compiles, others wait for it
                 if key not in ready:
-                    result = begin(stand_ins, *arguments)
+                    result = begin(dtype_tags, *arguments)
                     ready.add(key)
                     return result
-        return compiled(stand_ins, *arguments)
+        return compiled(dtype_tags, *arguments)
 
     def entry(*arguments: Any) -> Callable[..., Any]:
         """Return what a call with arguments of these types comes down to, once they have been compiled for."""

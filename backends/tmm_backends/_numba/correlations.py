@@ -19,7 +19,7 @@ __all__ = ["correlate", "lags"]
 
 @kernel
 def correlate(
-    stand_ins, x, x_time, x_lane, g, g_time, g_lane, signals, groups, heads, chunks, first, last,
+    dtype_tags, x, x_time, x_lane, g, g_time, g_lane, signals, groups, heads, chunks, first, last,
     constants, steps, low, high, x_buffer, g_buffer, sums, scratch, peaks, out,
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, first group, last group, first row of `out`).
@@ -37,11 +37,11 @@ def correlate(
             for group in range(first_group, last_group):
                 x_group, g_group, channels, _ = groups[group]
                 x_peak = enter(
-                    stand_ins[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants
+                    dtype_tags[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants
                 )
                 ok = safe(x_peak, low, high, scratch[lanes:])
                 g_peak = enter(
-                    stand_ins[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants
+                    dtype_tags[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants
                 )
                 ok = safe(g_peak, low, high, scratch) and ok
                 if ok:
@@ -69,7 +69,7 @@ def gather(sums, heads, filter, out, row):
 
 
 @kernel
-def lags(stand_ins, spectra, first, last, constants, steps, buffer, scratch, out):
+def lags(dtype_tags, spectra, first, last, constants, steps, buffer, scratch, out):
     """Transform spectra back: `out[j, f]` is the length times lag j of filter f; a job is a register of filters."""
     lanes, length = width(buffer), spectra.shape[1] // 2
     scratch[:] = 1
@@ -84,4 +84,4 @@ def lags(stand_ins, spectra, first, last, constants, steps, buffer, scratch, out
                 buffer[2 * lanes * i + lanes + lane] = spectra[row + lane, 2 * i + 1]
         inverse(buffer, steps, constants)
         address = out.ctypes.data + row * out.itemsize
-        leave(stand_ins[0], address, out.strides[0], some, out.shape[0], buffer, length // 4, constants, scale)
+        leave(dtype_tags[0], address, out.strides[0], some, out.shape[0], buffer, length // 4, constants, scale)

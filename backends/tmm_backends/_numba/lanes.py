@@ -19,8 +19,8 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 from .machine import FAST, REGISTER_BYTES
 
 __all__ = [
+    "DTYPE_TAGS",
     "LLVM",
-    "STAND_INS",
     "WIDTHS",
     "Lanes",
     "broadcast",
@@ -111,8 +111,8 @@ def total(typingctx: Any, lanes: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         number = lanes.llvm.element
         name = f"llvm.vector.reduce.fadd.v{lanes.width}f{lanes.dtype.bitwidth}"
-        stand_in = ir.FunctionType(number, [number, lanes.llvm])
-        function = cgutils.get_or_insert_function(builder.module, stand_in, name)
+        function_type = ir.FunctionType(number, [number, lanes.llvm])
+        function = cgutils.get_or_insert_function(builder.module, function_type, name)
         return builder.call(function, [ir.Constant(number, 0), args[0]], fastmath=FAST)
 
     return lanes.dtype(lanes), codegen
@@ -191,10 +191,13 @@ def broadcast(typingctx: Any, array: Any, index: Any) -> Any:
     return lanes(array, types.intp), codegen
 
 
-# Memory: addresses of the user's arrays, of the dtype that a number stands for -------------------------
+# Memory: addresses in the user's arrays, whose dtype a tag tells ------------------------------------------------------
 
-STAND_INS = {"float32": np.float32(0), "float64": np.float64(0), "float16": np.int16(0), "bfloat16": np.uint16(0)}
-"""Numbers by whose type a kernel is told the dtype behind an address: Numba has no types for the halves."""
+DTYPE_TAGS = {"float32": np.float32(0), "float64": np.float64(0), "float16": np.int16(0), "bfloat16": np.uint16(0)}
+"""By name of a dtype, a number whose type tells a kernel the dtype of the data at an address.
+
+Numba has no types for float16 and bfloat16: integers of 16 bits stand for them.
+"""
 
 _STORED = {
     types.float32: ir.FloatType(),
@@ -210,21 +213,21 @@ _COMPUTED: dict[Any, Any] = {
 }
 
 
-def _widened(builder: Any, stand_in: Any, value: Any, lanes: Lanes) -> Any:
+def _widened(builder: Any, dtype_tag: Any, value: Any, lanes: Lanes) -> Any:
     """Return stored lanes in the dtype in which kernels compute."""
-    if stand_in == types.int16:
+    if dtype_tag == types.int16:
         return builder.fpext(value, lanes.llvm)
-    if stand_in == types.uint16:  # bfloat16 is the upper half of float32
+    if dtype_tag == types.uint16:  # bfloat16 is the upper half of float32
         sixteen = ir.Constant(lanes.bits, [16] * lanes.width)
         return builder.bitcast(builder.shl(builder.zext(value, lanes.bits), sixteen), lanes.llvm)
     return value
 
 
-def _narrowed(builder: Any, stand_in: Any, value: Any, lanes: Lanes) -> Any:
+def _narrowed(builder: Any, dtype_tag: Any, value: Any, lanes: Lanes) -> Any:
     """Return computed lanes as they are stored, rounded to nearest, ties to even."""
-    if stand_in == types.int16:
+    if dtype_tag == types.int16:
         return builder.fptrunc(value, ir.VectorType(ir.HalfType(), lanes.width))
-    if stand_in == types.uint16:
+    if dtype_tag == types.uint16:
 
         def constant(number: int) -> Any:
             return ir.Constant(lanes.bits, [number] * lanes.width)
@@ -241,26 +244,26 @@ def _pointer(builder: Any, address: Any, llvm: Any) -> Any:
 
 
 @intrinsic
-def read(typingctx: Any, stand_in: Any, address: Any) -> Any:
+def read(typingctx: Any, dtype_tag: Any, address: Any) -> Any:
     """Return the lanes at `address`."""
-    lanes = Lanes(_COMPUTED[stand_in])
+    lanes = Lanes(_COMPUTED[dtype_tag])
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        stored = ir.VectorType(_STORED[stand_in], lanes.width)
+        stored = ir.VectorType(_STORED[dtype_tag], lanes.width)
         value = builder.load(_pointer(builder, args[1], stored), align=1)
-        return _widened(builder, stand_in, value, lanes)
+        return _widened(builder, dtype_tag, value, lanes)
 
-    return lanes(stand_in, types.intp), codegen
+    return lanes(dtype_tag, types.intp), codegen
 
 
 @intrinsic
-def read_some(typingctx: Any, stand_in: Any, address: Any, stride: Any, count: Any) -> Any:
+def read_some(typingctx: Any, dtype_tag: Any, address: Any, stride: Any, count: Any) -> Any:
     """Return `count` entries, `stride` bytes apart, in the first lanes, and zeros in the others; count >= 1."""
-    lanes = Lanes(_COMPUTED[stand_in])
+    lanes = Lanes(_COMPUTED[dtype_tag])
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         _, base, step, some = args
-        stored = ir.VectorType(_STORED[stand_in], lanes.width)
+        stored = ir.VectorType(_STORED[dtype_tag], lanes.width)
         value = ir.Constant(stored, None)
         nothing = ir.Constant(stored.element, 0)
         for lane in range(lanes.width):  # lanes beyond read the first entry again, and drop it
@@ -270,30 +273,30 @@ def read_some(typingctx: Any, stand_in: Any, address: Any, stride: Any, count: A
             entry = builder.load(_pointer(builder, builder.add(base, offset), stored.element), align=1)
             entry = builder.select(within, entry, nothing)
             value = builder.insert_element(value, entry, ir.Constant(_I32, lane))
-        return _widened(builder, stand_in, value, lanes)
+        return _widened(builder, dtype_tag, value, lanes)
 
-    return lanes(stand_in, types.intp, types.intp, types.intp), codegen
+    return lanes(dtype_tag, types.intp, types.intp, types.intp), codegen
 
 
 @intrinsic
-def write(typingctx: Any, stand_in: Any, address: Any, lanes: Any) -> Any:
+def write(typingctx: Any, dtype_tag: Any, address: Any, lanes: Any) -> Any:
     """Write the lanes to `address`."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = _narrowed(builder, stand_in, args[2], lanes)
+        value = _narrowed(builder, dtype_tag, args[2], lanes)
         builder.store(value, _pointer(builder, args[1], value.type), align=1)
         return context.get_dummy_value()
 
-    return types.void(stand_in, types.intp, lanes), codegen
+    return types.void(dtype_tag, types.intp, lanes), codegen
 
 
 @intrinsic
-def write_some(typingctx: Any, stand_in: Any, address: Any, lanes: Any, count: Any) -> Any:
+def write_some(typingctx: Any, dtype_tag: Any, address: Any, lanes: Any, count: Any) -> Any:
     """Write the first `count` lanes to `address`."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = _narrowed(builder, stand_in, args[2], lanes)
-        size = ir.Constant(args[1].type, _STORED[stand_in].get_abi_size(context.target_data))
+        value = _narrowed(builder, dtype_tag, args[2], lanes)
+        size = ir.Constant(args[1].type, _STORED[dtype_tag].get_abi_size(context.target_data))
         for lane in range(lanes.width):
             index = ir.Constant(args[1].type, lane)
             with builder.if_then(builder.icmp_signed("<", index, args[3])):
@@ -302,4 +305,4 @@ def write_some(typingctx: Any, stand_in: Any, address: Any, lanes: Any, count: A
                 builder.store(entry, _pointer(builder, where, entry.type), align=1)
         return context.get_dummy_value()
 
-    return types.void(stand_in, types.intp, lanes, types.intp), codegen
+    return types.void(dtype_tag, types.intp, lanes, types.intp), codegen

@@ -59,7 +59,7 @@ def filter_window(window, buffer, filters, first, kernel_size, below):
 
 @kernel
 def product_of_neighbours(
-    stand_ins, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
+    dtype_tags, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
     filters, kernel_size, scales, adjoint, packed, constants, steps, low, high, buffer, window, scratch, unsafe,
 ):  # fmt: skip
     """Multiply by transforms; of `heads` heads with `channels` channels each, `unsafe[job]` may leave the range."""
@@ -78,7 +78,7 @@ def product_of_neighbours(
             if packed and count == lanes:
                 count = 0
             peak = enter(
-                stand_ins[0], x + x_at + channel * x_lane, x_time, x_lane, count, n, buffer, quarter, constants
+                dtype_tags[0], x + x_at + channel * x_lane, x_time, x_lane, count, n, buffer, quarter, constants
             )
             if not safe(peak, low, high, scratch):
                 unsafe[job] = True
@@ -87,12 +87,12 @@ def product_of_neighbours(
             move_in(window, buffer, not adjoint)
             filter_window(window, buffer, filters, head * kernel_size, kernel_size, not adjoint)
             inverse(buffer, steps, constants)
-            leave(stand_ins[1], y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale)
+            leave(dtype_tags[1], y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale)
 
 
 @kernel
 def correlate_neighbours(
-    stand_ins, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel_size, chunks, first, last,
+    dtype_tags, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel_size, chunks, first, last,
     packed_x, packed_g, constants, steps, low, high, x_buffer, g_buffer, window, totals, scratch, peaks, out,
 ):  # fmt: skip
     """Add up chunks: rows of (first signal, last signal, head, next head, first of the `kernel` rows of `out`).
@@ -113,12 +113,12 @@ def correlate_neighbours(
                 full = count == lanes
                 x_count, g_count = 0 if full and packed_x else count, 0 if full and packed_g else count
                 peak = enter(
-                    stand_ins[0], x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
+                    dtype_tags[0], x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
                 )
                 ok = safe(peak, low, high, scratch)
                 x_peak = scratch.max()
                 peak = enter(
-                    stand_ins[1], g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
+                    dtype_tags[1], g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
                 )
                 ok = safe(peak, low, high, scratch) and ok
                 peaks[chunk] += np.float64(x_peak) * scratch.max() if ok else np.nan

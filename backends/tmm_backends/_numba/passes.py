@@ -44,75 +44,75 @@ __all__ = [
 
 
 @part
-def fetch(stand_in, address, time_step, t, n, buffer):
+def fetch(dtype_tag, address, time_step, t, n, buffer):
     """Return a full register of the signal at time t, zeros from n on."""
     if t >= n:
         return zeros(buffer)
-    return read(stand_in, address + t * time_step)
+    return read(dtype_tag, address + t * time_step)
 
 
 @part
-def fetch_some(stand_in, address, time_step, lane_step, count, t, n, buffer):
+def fetch_some(dtype_tag, address, time_step, lane_step, count, t, n, buffer):
     """Return `count` channels of the signal at time t, zeros from n on."""
     if t >= n:
         return zeros(buffer)
-    return read_some(stand_in, address + t * time_step, lane_step, count)
+    return read_some(dtype_tag, address + t * time_step, lane_step, count)
 
 
 @part
-def enter(stand_in, address, time_step, lane_step, count, n, buffer, quarter, constants):
+def enter(dtype_tag, address, time_step, lane_step, count, n, buffer, quarter, constants):
     """Read a signal, do the outermost pass, and return the largest magnitude of each lane."""
     peak = zeros(buffer)
     if count == 0:
         for j in range(quarter):
-            a = fetch(stand_in, address, time_step, j, n, buffer)
-            b = fetch(stand_in, address, time_step, j + quarter, n, buffer)
-            c = fetch(stand_in, address, time_step, j + 2 * quarter, n, buffer)
-            d = fetch(stand_in, address, time_step, j + 3 * quarter, n, buffer)
+            a = fetch(dtype_tag, address, time_step, j, n, buffer)
+            b = fetch(dtype_tag, address, time_step, j + quarter, n, buffer)
+            c = fetch(dtype_tag, address, time_step, j + 2 * quarter, n, buffer)
+            d = fetch(dtype_tag, address, time_step, j + 3 * quarter, n, buffer)
             peak = magnitude(magnitude(magnitude(magnitude(peak, a), b), c), d)
             split_reals(buffer, j, quarter, constants, (a, b, c, d))
     else:
         for j in range(quarter):
-            a = fetch_some(stand_in, address, time_step, lane_step, count, j, n, buffer)
-            b = fetch_some(stand_in, address, time_step, lane_step, count, j + quarter, n, buffer)
-            c = fetch_some(stand_in, address, time_step, lane_step, count, j + 2 * quarter, n, buffer)
-            d = fetch_some(stand_in, address, time_step, lane_step, count, j + 3 * quarter, n, buffer)
+            a = fetch_some(dtype_tag, address, time_step, lane_step, count, j, n, buffer)
+            b = fetch_some(dtype_tag, address, time_step, lane_step, count, j + quarter, n, buffer)
+            c = fetch_some(dtype_tag, address, time_step, lane_step, count, j + 2 * quarter, n, buffer)
+            d = fetch_some(dtype_tag, address, time_step, lane_step, count, j + 3 * quarter, n, buffer)
             peak = magnitude(magnitude(magnitude(magnitude(peak, a), b), c), d)
             split_reals(buffer, j, quarter, constants, (a, b, c, d))
     return peak
 
 
 @part
-def deliver(stand_in, address, time_step, t, n, lanes):
+def deliver(dtype_tag, address, time_step, t, n, lanes):
     """Write a full register of the result at time t unless that is n or later."""
     if t < n:
-        write(stand_in, address + t * time_step, lanes)
+        write(dtype_tag, address + t * time_step, lanes)
 
 
 @part
-def deliver_some(stand_in, address, time_step, count, t, n, lanes):
+def deliver_some(dtype_tag, address, time_step, count, t, n, lanes):
     """Write `count` channels of the result at time t unless that is n or later."""
     if t < n:
-        write_some(stand_in, address + t * time_step, lanes, count)
+        write_some(dtype_tag, address + t * time_step, lanes, count)
 
 
 @part
-def leave(stand_in, address, time_step, count, n, buffer, quarter, constants, scale):
+def leave(dtype_tag, address, time_step, count, n, buffer, quarter, constants, scale):
     """Undo the outermost pass, and write the real parts times `scale`."""
     if count == 0:
         for j in range(quarter):
             a, b, c, d = join_reals(buffer, j, quarter, constants)
-            deliver(stand_in, address, time_step, j, n, a * scale)
-            deliver(stand_in, address, time_step, j + quarter, n, b * scale)
-            deliver(stand_in, address, time_step, j + 2 * quarter, n, c * scale)
-            deliver(stand_in, address, time_step, j + 3 * quarter, n, d * scale)
+            deliver(dtype_tag, address, time_step, j, n, a * scale)
+            deliver(dtype_tag, address, time_step, j + quarter, n, b * scale)
+            deliver(dtype_tag, address, time_step, j + 2 * quarter, n, c * scale)
+            deliver(dtype_tag, address, time_step, j + 3 * quarter, n, d * scale)
     else:
         for j in range(quarter):
             a, b, c, d = join_reals(buffer, j, quarter, constants)
-            deliver_some(stand_in, address, time_step, count, j, n, a * scale)
-            deliver_some(stand_in, address, time_step, count, j + quarter, n, b * scale)
-            deliver_some(stand_in, address, time_step, count, j + 2 * quarter, n, c * scale)
-            deliver_some(stand_in, address, time_step, count, j + 3 * quarter, n, d * scale)
+            deliver_some(dtype_tag, address, time_step, count, j, n, a * scale)
+            deliver_some(dtype_tag, address, time_step, count, j + quarter, n, b * scale)
+            deliver_some(dtype_tag, address, time_step, count, j + 2 * quarter, n, c * scale)
+            deliver_some(dtype_tag, address, time_step, count, j + 3 * quarter, n, d * scale)
 
 
 TILE = 8 * LEAF

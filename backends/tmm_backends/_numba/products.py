@@ -4,7 +4,7 @@ A job is one signal, a document or a whole row, of one group of channels: as man
 `j` is signal `j // groups` of group `j % groups`, or the other way round where filters differ within groups, which are
 then laid out lane by lane. Threads take ranges of jobs, each with memory of its own.
 
-The first argument of a kernel holds numbers that stand for the dtypes of its arrays, as `lanes.STAND_INS` has them.
+The first argument of a kernel holds numbers that stand for the dtypes of its arrays, as `lanes.DTYPE_TAGS` has them.
 `signals` has rows of (offset of the input, offset of the result, length), in bytes; `groups` rows of (offset of the
 input, offset of the result, channels or 0 for a full register, filter of all its lanes or -1), `heads` the filter of
 each lane of a group.
@@ -53,7 +53,7 @@ def lane_by_lane(values, heads, scratch):
 
 
 @kernel
-def spectra(stand_ins, w, spacing, lags, count, first, last, sign, constants, steps, buffer, out):
+def spectra(dtype_tags, w, spacing, lags, count, first, last, sign, constants, steps, buffer, out):
     """Transform filters: `out[f]` is the spectrum of filter f over the length, conjugated for a sign of -1.
 
     At the address `w` begin `count` filters, each `spacing` entries after the other; a job is a register full of them.
@@ -62,7 +62,7 @@ def spectra(stand_ins, w, spacing, lags, count, first, last, sign, constants, st
     for job in range(first, last):
         row = job * lanes
         some = min(lanes, count - row)
-        enter(stand_ins[0], w + row * spacing * item, item, spacing * item, some, lags, buffer, length // 4, constants)
+        enter(dtype_tags[0], w + row * spacing * item, item, spacing * item, some, lags, buffer, length // 4, constants)
         forward(buffer, steps, constants)
         for i in range(length):
             for lane in range(some):
@@ -72,7 +72,7 @@ def spectra(stand_ins, w, spacing, lags, count, first, last, sign, constants, st
 
 @kernel
 def product(
-    stand_ins, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
+    dtype_tags, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
     filters, scales, constants, steps, low, high, buffer, tile, scratch, unsafe,
 ):  # fmt: skip
     """Multiply by transforms, and note the jobs whose numbers may leave the range of transforms, which stay undone."""
@@ -81,7 +81,7 @@ def product(
         signal, group = job_of(job, signals, groups, by_group)
         x_at, y_at, n = signals[signal]
         x_group, y_group, count, filter = groups[group]
-        peak = enter(stand_ins[0], x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
+        peak = enter(dtype_tags[0], x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
         if not safe(peak, low, high, scratch):
             unsafe[job] = True
             continue
@@ -90,7 +90,7 @@ def product(
         else:
             convolve_each(buffer, steps, constants, filters, heads[group], tile)
         scale = lane_by_lane(scales, heads[group], scratch)
-        leave(stand_ins[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
+        leave(dtype_tags[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
 
 
 # Directly ------------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def tile(typingctx: Any, sums: Any, signal: Any, at: Any, lags: Any, lag: Any) -
 
 
 @part
-def sums(signal, n, lags, count, stand_in, y, y_time, channels, scale):
+def sums(signal, n, lags, count, dtype_tag, y, y_time, channels, scale):
     """Write the outputs of a signal in memory, of `n` rows and zeros up to a whole tile, for `count` lags."""
     zero = zeros(signal)
     for t in range(0, n, OUTPUTS):
@@ -149,28 +149,28 @@ def sums(signal, n, lags, count, stand_in, y, y_time, channels, scale):
             a, b, c, d = a + total[0], b + total[1], c + total[2], d + total[3]
             e, f, g, h = e + total[4], f + total[5], g + total[6], h + total[7]
         if channels == 0:
-            deliver(stand_in, y, y_time, t, n, a * scale)
-            deliver(stand_in, y, y_time, t + 1, n, b * scale)
-            deliver(stand_in, y, y_time, t + 2, n, c * scale)
-            deliver(stand_in, y, y_time, t + 3, n, d * scale)
-            deliver(stand_in, y, y_time, t + 4, n, e * scale)
-            deliver(stand_in, y, y_time, t + 5, n, f * scale)
-            deliver(stand_in, y, y_time, t + 6, n, g * scale)
-            deliver(stand_in, y, y_time, t + 7, n, h * scale)
+            deliver(dtype_tag, y, y_time, t, n, a * scale)
+            deliver(dtype_tag, y, y_time, t + 1, n, b * scale)
+            deliver(dtype_tag, y, y_time, t + 2, n, c * scale)
+            deliver(dtype_tag, y, y_time, t + 3, n, d * scale)
+            deliver(dtype_tag, y, y_time, t + 4, n, e * scale)
+            deliver(dtype_tag, y, y_time, t + 5, n, f * scale)
+            deliver(dtype_tag, y, y_time, t + 6, n, g * scale)
+            deliver(dtype_tag, y, y_time, t + 7, n, h * scale)
         else:
-            deliver_some(stand_in, y, y_time, channels, t, n, a * scale)
-            deliver_some(stand_in, y, y_time, channels, t + 1, n, b * scale)
-            deliver_some(stand_in, y, y_time, channels, t + 2, n, c * scale)
-            deliver_some(stand_in, y, y_time, channels, t + 3, n, d * scale)
-            deliver_some(stand_in, y, y_time, channels, t + 4, n, e * scale)
-            deliver_some(stand_in, y, y_time, channels, t + 5, n, f * scale)
-            deliver_some(stand_in, y, y_time, channels, t + 6, n, g * scale)
-            deliver_some(stand_in, y, y_time, channels, t + 7, n, h * scale)
+            deliver_some(dtype_tag, y, y_time, channels, t, n, a * scale)
+            deliver_some(dtype_tag, y, y_time, channels, t + 1, n, b * scale)
+            deliver_some(dtype_tag, y, y_time, channels, t + 2, n, c * scale)
+            deliver_some(dtype_tag, y, y_time, channels, t + 3, n, d * scale)
+            deliver_some(dtype_tag, y, y_time, channels, t + 4, n, e * scale)
+            deliver_some(dtype_tag, y, y_time, channels, t + 5, n, f * scale)
+            deliver_some(dtype_tag, y, y_time, channels, t + 6, n, g * scale)
+            deliver_some(dtype_tag, y, y_time, channels, t + 7, n, h * scale)
 
 
 @kernel
 def product_directly(
-    stand_ins, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
+    dtype_tags, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
     lags, count, scales, reverse, low, high, buffer, own, scratch, unsafe,
 ):  # fmt: skip
     """Multiply by direct sums; `lags` has zeros around the `count` lags of each filter. In reverse, the adjoint."""
@@ -186,9 +186,9 @@ def product_directly(
         peak = zeros(buffer)
         for t in range(-(-n // OUTPUTS) * OUTPUTS):
             if channels == 0:
-                lanes_of_t = fetch(stand_ins[0], x_from, x_step, t, n, buffer)
+                lanes_of_t = fetch(dtype_tags[0], x_from, x_step, t, n, buffer)
             else:
-                lanes_of_t = fetch_some(stand_ins[0], x_from, x_step, x_lane, channels, t, n, buffer)
+                lanes_of_t = fetch_some(dtype_tags[0], x_from, x_step, x_lane, channels, t, n, buffer)
             peak = magnitude(peak, lanes_of_t)
             store(buffer, t * lanes, lanes_of_t)
         if not safe(peak, low, high, scratch):
@@ -196,11 +196,11 @@ def product_directly(
             continue
         scale = lane_by_lane(scales, heads[group], scratch)
         if filter >= 0:
-            sums(buffer, n, lags[filter], count, stand_ins[1], y_from, y_step, channels, scale)
+            sums(buffer, n, lags[filter], count, dtype_tags[1], y_from, y_step, channels, scale)
         else:
             if group != at_hand:
                 at_hand = group
                 for lane in range(lanes):
                     for j in range(own.shape[0]):
                         own[j, lane] = lags[heads[group, lane], j]
-            sums(buffer, n, own, count, stand_ins[1], y_from, y_step, channels, scale)
+            sums(buffer, n, own, count, dtype_tags[1], y_from, y_step, channels, scale)

@@ -41,7 +41,7 @@ def finite(typingctx: Any, lanes: Any) -> Any:
 
 
 @part
-def add_8_rows(stand_in, y, size, line, row, back, lags, begin, j):
+def add_8_rows(dtype_tag, y, size, line, row, back, lags, begin, j):
     """Add to y what the inputs j to j + 7 times before contribute, the latest of which are at `row`."""
     a, b, c, d = (
         broadcast(lags, begin + j),
@@ -57,15 +57,15 @@ def add_8_rows(stand_in, y, size, line, row, back, lags, begin, j):
     )
     for i in range(0, size, line):
         at = row + i
-        some = a * read(stand_in, at) + b * read(stand_in, at - back)
-        some = some + (c * read(stand_in, at - 2 * back) + d * read(stand_in, at - 3 * back))
-        more = e * read(stand_in, at - 4 * back) + f * read(stand_in, at - 5 * back)
-        more = more + (g * read(stand_in, at - 6 * back) + h * read(stand_in, at - 7 * back))
-        write(stand_in, y + i, read(stand_in, y + i) + (some + more))
+        some = a * read(dtype_tag, at) + b * read(dtype_tag, at - back)
+        some = some + (c * read(dtype_tag, at - 2 * back) + d * read(dtype_tag, at - 3 * back))
+        more = e * read(dtype_tag, at - 4 * back) + f * read(dtype_tag, at - 5 * back)
+        more = more + (g * read(dtype_tag, at - 6 * back) + h * read(dtype_tag, at - 7 * back))
+        write(dtype_tag, y + i, read(dtype_tag, y + i) + (some + more))
 
 
 @part
-def add_4_rows(stand_in, y, size, line, row, back, lags, begin, j):
+def add_4_rows(dtype_tag, y, size, line, row, back, lags, begin, j):
     """Do the same for four inputs."""
     a, b, c, d = (
         broadcast(lags, begin + j),
@@ -75,54 +75,54 @@ def add_4_rows(stand_in, y, size, line, row, back, lags, begin, j):
     )
     for i in range(0, size, line):
         at = row + i
-        some = a * read(stand_in, at) + b * read(stand_in, at - back)
-        some = some + (c * read(stand_in, at - 2 * back) + d * read(stand_in, at - 3 * back))
-        write(stand_in, y + i, read(stand_in, y + i) + some)
+        some = a * read(dtype_tag, at) + b * read(dtype_tag, at - back)
+        some = some + (c * read(dtype_tag, at - 2 * back) + d * read(dtype_tag, at - 3 * back))
+        write(dtype_tag, y + i, read(dtype_tag, y + i) + some)
 
 
 @part
-def advance_many(stand_in, tape, back, count, x, y, size, line, lags, begin):
+def advance_many(dtype_tag, tape, back, count, x, y, size, line, lags, begin):
     """Do a step of full registers, `size` bytes from these addresses on; return whether the results are finite."""
     a = broadcast(lags, begin)
     for i in range(0, size, line):
-        write(stand_in, y + i, read(stand_in, tape + i) + a * read(stand_in, x + i))
+        write(dtype_tag, y + i, read(dtype_tag, tape + i) + a * read(dtype_tag, x + i))
     j = 1
     while j + 7 <= count:
-        add_8_rows(stand_in, y, size, line, tape - j * back, back, lags, begin, j)
+        add_8_rows(dtype_tag, y, size, line, tape - j * back, back, lags, begin, j)
         j += 8
     if j + 3 <= count:
-        add_4_rows(stand_in, y, size, line, tape - j * back, back, lags, begin, j)
+        add_4_rows(dtype_tag, y, size, line, tape - j * back, back, lags, begin, j)
         j += 4
     while j <= count:
         a = broadcast(lags, begin + j)
         for i in range(0, size, line):
-            write(stand_in, y + i, read(stand_in, y + i) + a * read(stand_in, tape - j * back + i))
+            write(dtype_tag, y + i, read(dtype_tag, y + i) + a * read(dtype_tag, tape - j * back + i))
         j += 1
     peak = zeros(lags)
     for i in range(0, size, line):
-        peak = magnitude(peak, read(stand_in, y + i))
+        peak = magnitude(peak, read(dtype_tag, y + i))
     if not finite(peak):
         return False
     for i in range(0, size, line):
-        write(stand_in, tape + i, read(stand_in, x + i))
+        write(dtype_tag, tape + i, read(dtype_tag, x + i))
     return True
 
 
 @part
-def fetch_piece(stand_in, address, item, channels):
+def fetch_piece(dtype_tag, address, item, channels):
     """Return a register, or some channels of it, 0 standing for all."""
     if channels == 0:
-        return read(stand_in, address)
-    return read_some(stand_in, address, item, channels)
+        return read(dtype_tag, address)
+    return read_some(dtype_tag, address, item, channels)
 
 
 @part
-def put_piece(stand_in, address, channels, lanes):
+def put_piece(dtype_tag, address, channels, lanes):
     """Write a register, or some channels of it."""
     if channels == 0:
-        write(stand_in, address, lanes)
+        write(dtype_tag, address, lanes)
     else:
-        write_some(stand_in, address, lanes, channels)
+        write_some(dtype_tag, address, lanes, channels)
 
 
 @part
@@ -134,20 +134,20 @@ def factor(lags, at, each, j):
 
 
 @part
-def advance_one(stand_in, tape, back, count, x, y, item, channels, lags, at, each):
+def advance_one(dtype_tag, tape, back, count, x, y, item, channels, lags, at, each):
     """Do the same for one register, or a part of one."""
-    inputs = fetch_piece(stand_in, x, item, channels)
+    inputs = fetch_piece(dtype_tag, x, item, channels)
     total = factor(lags, at, each, 0) * inputs
     for begin in range(0, count + 1, RUN):
         some = zeros(lags)
         for j in range(begin, min(begin + RUN, count + 1)):  # the first is what was pending
-            row = fetch_piece(stand_in, tape - j * back, item, channels)
+            row = fetch_piece(dtype_tag, tape - j * back, item, channels)
             some = row if j == 0 else some + factor(lags, at, each, j) * row
         total = total + some
-    put_piece(stand_in, y, channels, total)
+    put_piece(dtype_tag, y, channels, total)
     if not finite(total):
         return False
-    put_piece(stand_in, tape, channels, inputs)
+    put_piece(dtype_tag, tape, channels, inputs)
     return True
 
 
@@ -174,13 +174,13 @@ def outcome(tape, at, leaf, missed):
 
 
 @kernel
-def step(stand_ins, tape, at, x, y, pieces, lags, first, last):
+def step(dtype_tags, tape, at, x, y, pieces, lags, first, last):
     """Do a step of some rows but for its tile.
 
     The first piece is none: it has the leaf, the most inputs that are summed beside the last one, the channels,
     and the most rows that are done by one thread, as all are where `last` is -1.
     """
-    leaf, most, stand_in, missed = pieces[0, 0], pieces[0, 1], stand_ins[0], 0
+    leaf, most, dtype_tag, missed = pieces[0, 0], pieces[0, 1], dtype_tags[0], 0
     if last < 0:
         last = whole(tape, pieces[0, 2], pieces[0, 3])
         if last < 0:
@@ -196,11 +196,11 @@ def step(stand_ins, tape, at, x, y, pieces, lags, first, last):
             o = channel * item
             if registers > 0:
                 done = advance_many(
-                    stand_in, here + o, back, count, x_at + o, y_at + o, registers * line, line, lags, begin
+                    dtype_tag, here + o, back, count, x_at + o, y_at + o, registers * line, line, lags, begin
                 )
             else:
                 done = advance_one(
-                    stand_in, here + o, back, count, x_at + o, y_at + o, item, channels, lags, begin, each
+                    dtype_tag, here + o, back, count, x_at + o, y_at + o, item, channels, lags, begin, each
                 )
             missed += not done
         here, x_at, y_at = here + length * back, x_at + back, y_at + back
@@ -208,7 +208,7 @@ def step(stand_ins, tape, at, x, y, pieces, lags, first, last):
 
 
 @kernel
-def step_of_neighbours(stand_ins, tape, at, x, y, pieces, lags, first, last):
+def step_of_neighbours(dtype_tags, tape, at, x, y, pieces, lags, first, last):
     """Do the same with filters `lags`, `(h, m, k)`, that read neighbouring channels; a piece is a head."""
     leaf, most, missed = pieces[0, 0], pieces[0, 1], 0
     if last < 0:
@@ -255,7 +255,7 @@ def step_of_neighbours(stand_ins, tape, at, x, y, pieces, lags, first, last):
 
 
 @part
-def leave_on(stand_in, address, step, item, channels, n, buffer, quarter, constants, scale):
+def leave_on(dtype_tag, address, step, item, channels, n, buffer, quarter, constants, scale):
     """Undo the outermost pass of a transform, and add the real parts times `scale` to n entries."""
     lanes = width(buffer)
     for j in range(quarter):
@@ -267,17 +267,17 @@ def leave_on(stand_in, address, step, item, channels, n, buffer, quarter, consta
     if channels == 0:
         for t in range(n):
             where = address + t * step
-            write(stand_in, where, read(stand_in, where) + load(buffer, 2 * t * lanes) * scale)
+            write(dtype_tag, where, read(dtype_tag, where) + load(buffer, 2 * t * lanes) * scale)
     else:
         for t in range(n):
             where = address + t * step
-            total = read_some(stand_in, where, item, channels) + load(buffer, 2 * t * lanes) * scale
-            write_some(stand_in, where, total, channels)
+            total = read_some(dtype_tag, where, item, channels) + load(buffer, 2 * t * lanes) * scale
+            write_some(dtype_tag, where, total, channels)
 
 
 @kernel
 def add_tile(
-    stand_ins, inputs, begin, tape, at, count, groups, heads, filters, scales, constants, steps, low, high,
+    dtype_tags, inputs, begin, tape, at, count, groups, heads, filters, scales, constants, steps, low, high,
     buffer, tile, scratch, undone, first, last,
 ):  # fmt: skip
     """Add what inputs from an entry on contribute to `count` of the tape from the entry `at` on.
@@ -285,7 +285,7 @@ def add_tile(
     They are as many as the spectra of tiles, `filters`, are long. A job is one group of channels of one row, and
     `undone[job]` tells whether it may leave the range; return how many do.
     """
-    stand_in, item, size, d = stand_ins[0], np.int64(filters.itemsize), filters.shape[1] // 2, tape.shape[2]
+    dtype_tag, item, size, d = dtype_tags[0], np.int64(filters.itemsize), filters.shape[1] // 2, tape.shape[2]
     step, missed = d * item, 0
     x, y = np.int64(inputs.ctypes.data) + begin * step, np.int64(tape.ctypes.data) + at * step
     for job in range(first, last):
@@ -293,7 +293,7 @@ def add_tile(
         channel, channels, filter = groups[group]
         here = x + (row * inputs.shape[1] * d + channel) * item
         there = y + (row * tape.shape[1] * d + channel) * item
-        peak = enter(stand_in, here, step, item, channels, size, buffer, size // 4, constants)
+        peak = enter(dtype_tag, here, step, item, channels, size, buffer, size // 4, constants)
         undone[job] = not safe(peak, low, high, scratch)
         missed += undone[job]
         if undone[job]:
@@ -303,5 +303,5 @@ def add_tile(
         else:
             convolve_each(buffer, steps, constants, filters, heads[group], tile)
         scale = lane_by_lane(scales, heads[group], scratch)
-        leave_on(stand_in, there, step, item, channels, count, buffer, size // 4, constants, scale)
+        leave_on(dtype_tag, there, step, item, channels, count, buffer, size // 4, constants, scale)
     return missed

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tmm_core._definition import toeplitz
 
 from . import steps
-from .lanes import STAND_INS
+from .lanes import DTYPE_TAGS
 from .threads import share_out, thread_count
 from .tiles import Tiles, marked_channels
 from .work import ARITHMETIC, Groups
@@ -55,8 +55,8 @@ class Streams:
 
         Most steps are a single call of 0.5 us, which also tells whether there is more to do.
         """
-        run, stand_ins, pieces, lags = self._recent
-        outcome = run(stand_ins, tape, at, x, y, pieces, lags, 0, -1)
+        run, dtype_tags, pieces, lags = self._recent
+        outcome = run(dtype_tags, tape, at, x, y, pieces, lags, 0, -1)
         if outcome:
             self._finish(outcome, tape, at, x, y)
 
@@ -65,7 +65,7 @@ class Streams:
         layout, after = self._layout(tape.shape[2]), at + 1
         if outcome == steps.ELSEWHERE:
             outcome = layout.step(tape, at, x, y)
-            self._recent = layout.run, layout.stand_ins, layout.pieces, layout.lags
+            self._recent = layout.run, layout.dtype_tags, layout.pieces, layout.lags
         if outcome > steps.TILE:
             layout.define(tape, at, at % self.leaf, x, y)
         if outcome & steps.TILE:
@@ -94,7 +94,7 @@ class _Layout:
     def __init__(self, w: Array, d: int, leaf: int) -> None:
         arithmetic = ARITHMETIC[w.dtype.name]
         self.w, self.d, self.leaf = w, d, leaf
-        self.stand_ins = (STAND_INS[arithmetic.name],)
+        self.dtype_tags = (DTYPE_TAGS[arithmetic.name],)
         self.tiles = Tiles(w, d, arithmetic)
         lags = np.array(w[..., :leaf], order="C")  # not read-only, which would be another type to Numba
         self.kernel: Any = steps.step if w.shape[1] == 1 else steps.step_of_neighbours
@@ -104,9 +104,9 @@ class _Layout:
             self.pieces, self.lags = _pieces(head, lags[:, 0], Groups.of(d, len(w), arithmetic.lanes, packed=True))
         self.run: Callable[..., int] = self._first
 
-    def _first(self, stand_ins: Any, tape: Array, at: int, x: Array, *others: Any) -> int:
+    def _first(self, dtype_tags: Any, tape: Array, at: int, x: Array, *others: Any) -> int:
         """Run for the first time: compile, and then go around the look-up of types, which takes 0.5 us."""
-        arguments = (stand_ins, tape, at, x.copy(), *others)  # not read-only
+        arguments = (dtype_tags, tape, at, x.copy(), *others)  # not read-only
         missed: int = self.kernel(*arguments)
         self.run = self.kernel.entry(*arguments)
         return missed
@@ -116,7 +116,7 @@ class _Layout:
         outcomes: list[int] = []
 
         def work(first: int, last: int) -> None:
-            outcomes.append(self.run(self.stand_ins, tape, at, x, y, self.pieces, self.lags, first, last))
+            outcomes.append(self.run(self.dtype_tags, tape, at, x, y, self.pieces, self.lags, first, last))
 
         few = len(tape) * self.d * self.leaf < LARGE
         share_out(len(tape), lambda: work, threads=1 if few else thread_count())

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from . import correlations, neighbours
 from .calls import buffers, threads_for, window_of
-from .lanes import STAND_INS
+from .lanes import DTYPE_TAGS
 from .plans import plan
 from .threads import share_out
 from .work import Arithmetic, Groups, Signals, aligned
@@ -60,9 +60,9 @@ class Correlation:
     lags: int
 
     @property
-    def stand_ins(self) -> tuple[Any, Any]:
+    def dtype_tags(self) -> tuple[Any, Any]:
         """What tells a kernel the dtypes of the arrays."""
-        return STAND_INS[self.x.dtype.name], STAND_INS[self.g.dtype.name]
+        return DTYPE_TAGS[self.x.dtype.name], DTYPE_TAGS[self.g.dtype.name]
 
     def add_to(self, c: Array, length: int) -> Array:
         """Add the lags to `c`, `(h, m, k)` in float64, by transforms of a length; return what tells which are good.
@@ -137,7 +137,7 @@ class Correlation:
 
             def work(first: int, last: int) -> None:
                 correlations.correlate(
-                    self.stand_ins, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
+                    self.dtype_tags, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, rows, groups.heads, chunks, first, last,
                     steps.constants, steps.steps, arithmetic.lowest, arithmetic.highest, *memory, scratch, peaks, out,
                 )  # fmt: skip
@@ -166,7 +166,7 @@ class Correlation:
 
             def work(first: int, last: int) -> None:
                 neighbours.correlate_neighbours(
-                    self.stand_ins, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
+                    self.dtype_tags, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, self.heads, channels, kernel_size, chunks, first, last,
                     x.strides[-1] == x.itemsize, g.strides[-1] == g.itemsize, steps.constants, steps.steps,
                     arithmetic.lowest, arithmetic.highest, x_buffer, g_buffer, window, totals, scratch, peaks, out,

@@ -19,7 +19,7 @@ from tmm_core._definition import toeplitz
 
 from . import neighbours, steps
 from .calls import buffers, spectra_of, window_of
-from .lanes import STAND_INS
+from .lanes import DTYPE_TAGS
 from .passes import TILE
 from .plans import SHORTEST, plan
 from .threads import share_out, thread_count
@@ -61,7 +61,7 @@ class Tiles:
         groups = self.groups
         self.pieces = np.ascontiguousarray(np.stack((groups.channels, groups.counts, groups.shared), axis=1))
         self.widths = np.diff(groups.channels, append=d) if w.shape[1] == 1 else np.full(len(w), d // len(w))
-        self.stand_ins = (STAND_INS[arithmetic.name],)
+        self.dtype_tags = (DTYPE_TAGS[arithmetic.name],)
         self._spectra: dict[int, Array] = {}
         self._constants: dict[int, tuple[Any, ...]] = {}
         self._run: Callable[..., int] = self._first
@@ -86,7 +86,7 @@ class Tiles:
         filters = self._constants.get(size) or self._constants_of(size)
         jobs = tape.shape[0] * len(self.pieces)
         undone = np.empty(jobs, bool)
-        arguments = self.stand_ins, inputs, begin, tape, at, count, *filters
+        arguments = self.dtype_tags, inputs, begin, tape, at, count, *filters
         entries = tape.shape[0] * tape.shape[2] * size
         if entries < LARGE and size <= KEPT:  # as most tiles are
             try:
@@ -142,7 +142,7 @@ class Tiles:
 
             def work(first: int, last: int) -> None:
                 neighbours.product_of_neighbours(
-                    self.stand_ins * 2, inputs.ctypes.data, inputs.strides[1], inputs.itemsize, products.ctypes.data,
+                    self.dtype_tags * 2, inputs.ctypes.data, inputs.strides[1], inputs.itemsize, products.ctypes.data,
                     products.strides[1], products.itemsize, signals, heads, d // heads, first, last, spectra,
                     kernel_size, self.filters.scales, False, True, passes.constants, passes.steps, a.lowest, a.highest,
                     buffer, window, scratch, undone,

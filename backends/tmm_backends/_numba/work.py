@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from .lanes import STAND_INS, WIDTHS
+from .lanes import DTYPE_TAGS, WIDTHS
 
 __all__ = ["ARITHMETIC", "Arithmetic", "Filters", "Groups", "Signals", "aligned", "zeros"]
 
@@ -49,7 +49,7 @@ def _arithmetic(name: str) -> Arithmetic:
     return Arithmetic(name, np.float32, WIDTHS[types.float32], 2.0**-100, 2.0**38, 40)
 
 
-ARITHMETIC = {name: _arithmetic(name) for name in STAND_INS}
+ARITHMETIC = {name: _arithmetic(name) for name in DTYPE_TAGS}
 """By name of the dtype."""
 
 
