@@ -21,7 +21,8 @@ from support.numba_oracle import (
 pytest.importorskip("numba")
 
 import tmm_core
-from tmm_backends._numba import calls, engine, plans, work
+from tmm_backends._numba import engine, operands, plans
+from tmm_backends._numba import product as product_module
 from tmm_core.backend import Request
 from tmm_core.testing.oracles import dense_product, error_factor
 
@@ -107,7 +108,7 @@ def test_correlations_of_any_arrays(case):
 
 def test_the_strategies_meet_every_method():
     assert {plans.fast_length(n) - n for n in LENGTHS} >= {0, 1}
-    assert max(kind.lanes for kind in work.ARITHMETIC.values()) < 20, "a kernel larger than a register"
+    assert max(kind.lanes for kind in operands.ARITHMETIC.values()) < 20, "a kernel larger than a register"
 
 
 @pytest.mark.parametrize("heads", [1, 4096])
@@ -221,8 +222,8 @@ def extra_memory(call):
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("n", [8192, 65536])
 def test_memory_beside_the_arrays(n, heads, dtype, monkeypatch):
-    monkeypatch.setattr(calls, "thread_count", lambda: 2)
-    lanes, d = work.ARITHMETIC["float32"].lanes, 64 if n == 65536 else 256
+    monkeypatch.setattr(product_module, "thread_count", lambda: 2)
+    lanes, d = operands.ARITHMETIC["float32"].lanes, 64 if n == 65536 else 256
     w, x = normal(0, heads, n, dtype=dtype), normal(1, n, d, dtype=dtype) / DTYPES[dtype](64)
     buffer, spectra, small = 8 * n * lanes, heads * n * 8, 1 << 17
     filters = 3 * heads * n * 4  # scaled
@@ -236,7 +237,7 @@ def test_memory_beside_the_arrays(n, heads, dtype, monkeypatch):
 @pytest.mark.parametrize("kernel_size", [1, 2])
 @pytest.mark.parametrize("size", [1, 8, 64])
 def test_memory_beside_many_documents(size, kernel_size, monkeypatch):
-    monkeypatch.setattr(calls, "thread_count", lambda: 2)
+    monkeypatch.setattr(product_module, "thread_count", lambda: 2)
     w, x, ids = normal(1, 4, kernel_size, size), normal(0, 8, 1024, 256), np.arange(1024) // size
     assert extra_memory(lambda: product(w, x, segment_ids=ids)) < x.nbytes / 4
     assert (

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from tmm_backends._numba import calls, correlations, plans, threads, work
+from tmm_backends._numba import correlation_kernels, operands, plans, product, threads
 from tmm_backends._numba.butterflies import join, split
 
 RNG = np.random.default_rng(0)
@@ -91,7 +91,7 @@ def test_the_fast_length_is_the_least_of_its_forms():
 
 def filters_of(w, kind):
     """Return filters as they are: spectra are linear, and the scales of powers of two are undone by the caller."""
-    filters = work.Filters.of(w[:, None], kind)
+    filters = operands.Filters.of(w[:, None], kind)
     assert not filters.unsafe.any()
     return filters
 
@@ -99,12 +99,12 @@ def filters_of(w, kind):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("length", SMALL_LENGTHS)
 def test_spectra_are_values_at_the_roots_of_i_each_once_and_go_back(length, dtype):
-    kind = work.ARITHMETIC[dtype]
+    kind = operands.ARITHMETIC[dtype]
     eps = np.finfo(dtype).eps
     w = RNG.standard_normal((3, length)).astype(dtype)
     w[0] = np.arange(length) == 1  # the polynomial z, whose values are the roots themselves
     filters = filters_of(w, kind)
-    rows = calls.spectra_of(filters, kind, length, 1)
+    rows = product.spectra_of(filters, kind, length, 1)
     values = rows.view(f"complex{2 * rows.itemsize * 8}").astype(complex) * length * filters.scales[:, None]
     turns = np.angle(values[0]) / (2 * np.pi) * length - 1 / 4
     order = np.rint(turns).astype(int) % length
@@ -113,7 +113,7 @@ def test_spectra_are_values_at_the_roots_of_i_each_once_and_go_back(length, dtyp
     expected = length * np.fft.ifft(w.astype(float) * phases)[:, order]
     error = np.abs(values - expected).max(axis=1) / np.linalg.norm(w.astype(float), axis=1)
     assert error.max() <= 2 * eps * np.log2(length)
-    conjugates = calls.spectra_of(filters, kind, length, -1).view(f"complex{2 * rows.itemsize * 8}")
+    conjugates = product.spectra_of(filters, kind, length, -1).view(f"complex{2 * rows.itemsize * 8}")
     np.testing.assert_array_equal(conjugates, rows.view(conjugates.dtype).conj())
     back = lags_of(rows, kind, length) * filters.scales
     np.testing.assert_allclose(back.T, w, atol=4 * eps * np.log2(length))
@@ -122,9 +122,9 @@ def test_spectra_are_values_at_the_roots_of_i_each_once_and_go_back(length, dtyp
 def lags_of(spectra, kind, length):
     """Transform spectra, divided by the length, back by the compiled kernel."""
     plan = plans.plan(length, kind.computed.__name__)
-    buffer, notes = calls.buffers(kind, length, 1)
+    buffer, notes = product.buffers(kind, length, 1)
     out = np.empty((length, len(spectra)), kind.computed)
-    correlations.lags(
+    correlation_kernels.lags(
         (kind.computed(0),), spectra, 0, -(-len(spectra) // kind.lanes), plan.constants, plan.steps, buffer, notes, out
     )
     return out

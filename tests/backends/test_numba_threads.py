@@ -16,7 +16,8 @@ pytest.importorskip("numba")
 
 import numba
 
-from tmm_backends._numba import calls, threads
+from tmm_backends._numba import product as product_module
+from tmm_backends._numba import threads
 
 # Threads -------------------------------------------------------------------------------------------------------------
 
@@ -24,10 +25,10 @@ from tmm_backends._numba import calls, threads
 @pytest.fixture
 def threaded(monkeypatch):
     """Let every call of the engine compute in so many threads, however small it is."""
-    monkeypatch.setattr(calls, "SMALL", 1)
+    monkeypatch.setattr(product_module, "SMALL", 1)
     with ThreadPoolExecutor(8) as pool:
         monkeypatch.setattr(threads, "_pool", pool)
-        yield lambda count: monkeypatch.setattr(calls, "thread_count", lambda: count)
+        yield lambda count: monkeypatch.setattr(product_module, "thread_count", lambda: count)
 
 
 @pytest.mark.parametrize("kernel_size", [1, 3])
@@ -67,7 +68,7 @@ def test_many_python_threads_at_once(threaded):
 
 def threads_used(monkeypatch, count):
     """Return by how many threads a large product was computed: as soon as `count` have begun, or one waited long."""
-    used, together, plain = set(), threading.Barrier(count), calls.products.product
+    used, together, plain = set(), threading.Barrier(count), product_module.product_kernels.product
 
     def watched(*arguments):
         if threading.get_ident() not in used:
@@ -76,7 +77,7 @@ def threads_used(monkeypatch, count):
         plain(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(calls.products, "product", watched)
+        patch.setattr(product_module.product_kernels, "product", watched)
         product(normal(0, 200), normal(1, 64, 200, 64))
     return len(used)
 
@@ -114,8 +115,8 @@ BEGIN = """
     import atexit, multiprocessing, os, sys, threading
     import numpy as np
     import tmm_core
-    from tmm_backends._numba import calls
-    calls.SMALL = 1
+    from tmm_backends._numba import product
+    product.SMALL = 1
 
     def check(seed=0):
         rng = np.random.default_rng(seed)

@@ -24,7 +24,7 @@ from typing import Any
 import numba
 
 from .lanes import DTYPE_TAGS
-from .machine import FAST, NAME, REGISTER_BYTES
+from .target import FAST, NAME, REGISTER_BYTES
 
 __all__ = ["kernel", "part"]
 

@@ -15,12 +15,12 @@ from tmm_core._arrays import properties as arrays
 from tmm_core._definition import toeplitz
 from tmm_core.backend import Method, Request
 
-from .calls import Product
-from .machine import CONVERTS_HALVES
+from .correlation import Correlation
+from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned, zeros
 from .plans import fast_length
+from .product import Product
 from .streaming import Streams
-from .sums import Correlation
-from .work import ARITHMETIC, Arithmetic, Filters, Signals, aligned, zeros
+from .target import CONVERTS_HALVES
 
 __all__ = ["NumbaEngine"]
 

@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
-from .machine import FAST, REGISTER_BYTES
+from .target import FAST, REGISTER_BYTES
 
 __all__ = [
     "DTYPE_TAGS",

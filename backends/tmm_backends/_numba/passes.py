@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .blocks import (
+from .compile import part
+from .intrinsics import (
     convolve_leaf,
     correlate_leaf,
     join_by_2,
@@ -20,7 +21,6 @@ from .blocks import (
     split_leaf,
     split_reals,
 )
-from .compile import part
 from .lanes import magnitude, read, read_some, width, write, write_some, zeros
 from .plans import JOIN, LEAF, LEAVES, SPLIT
 

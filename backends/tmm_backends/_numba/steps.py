@@ -15,11 +15,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .blocks import join_reals
 from .compile import kernel, part
+from .intrinsics import join_reals
 from .lanes import broadcast, load, magnitude, read, read_some, store, width, write, write_some, zeros
 from .passes import convolve, convolve_each, enter
-from .products import RUN, lane_by_lane, safe
+from .product_kernels import RUN, lane_by_lane, safe
 
 __all__ = ["ELSEWHERE", "TILE", "add_tile", "step", "step_of_neighbours"]
 

@@ -13,9 +13,9 @@ from tmm_core._definition import toeplitz
 
 from . import steps
 from .lanes import DTYPE_TAGS
+from .operands import ARITHMETIC, Groups
 from .threads import share_out, thread_count
 from .tiles import Tiles, marked_channels
-from .work import ARITHMETIC, Groups
 
 __all__ = ["Streams"]
 

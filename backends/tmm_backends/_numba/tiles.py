@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from tmm_core._definition import toeplitz
 
-from . import neighbours, steps
-from .calls import buffers, spectra_of, window_of
+from . import channel_kernels, steps
 from .lanes import DTYPE_TAGS
+from .operands import Arithmetic, Filters, Groups, Signals, aligned
 from .passes import TILE
 from .plans import SHORTEST, plan
+from .product import buffers, spectra_of, window_of
 from .threads import share_out, thread_count
-from .work import Arithmetic, Filters, Groups, Signals, aligned
 
 __all__ = ["Tiles", "marked_channels"]
 
@@ -141,7 +141,7 @@ class Tiles:
             window = window_of(a, size, kernel_size)
 
             def work(first: int, last: int) -> None:
-                neighbours.product_of_neighbours(
+                channel_kernels.product_of_neighbours(
                     self.dtype_tags * 2, inputs.ctypes.data, inputs.strides[1], inputs.itemsize, products.ctypes.data,
                     products.strides[1], products.itemsize, signals, heads, d // heads, first, last, spectra,
                     kernel_size, self.filters.scales, False, True, passes.constants, passes.steps, a.lowest, a.highest,

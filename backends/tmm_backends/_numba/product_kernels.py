@@ -20,8 +20,8 @@ from numba.extending import intrinsic
 
 from .compile import kernel, part
 from .lanes import Lanes, load, magnitude, splat, store, width, zeros
-from .machine import FAST
 from .passes import convolve, convolve_each, deliver, deliver_some, enter, fetch, fetch_some, forward, leave
+from .target import FAST
 
 __all__ = ["AFTER", "BEFORE", "job_of", "lane_by_lane", "product", "product_directly", "safe", "spectra"]
 

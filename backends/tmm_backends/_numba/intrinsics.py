@@ -15,8 +15,8 @@ from numba.extending import intrinsic
 
 from .butterflies import join, split
 from .lanes import LLVM, Lanes, splat
-from .machine import FAST
 from .plans import LEAF
+from .target import FAST
 
 
 class Vector:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import correlations, neighbours
-from .calls import buffers, threads_for, window_of
+from . import channel_kernels, correlation_kernels
 from .lanes import DTYPE_TAGS
+from .operands import Arithmetic, Groups, Signals, aligned
 from .plans import plan
+from .product import buffers, threads_for, window_of
 from .threads import share_out
-from .work import Arithmetic, Groups, Signals, aligned
 
 __all__ = ["Correlation"]
 
@@ -80,7 +80,7 @@ class Correlation:
             buffer, scratch = buffers(self.arithmetic, length, 1)
 
             def work(first: int, last: int) -> None:
-                correlations.lags(
+                correlation_kernels.lags(
                     (self.arithmetic.computed(0),),
                     spectra,
                     first,
@@ -136,7 +136,7 @@ class Correlation:
             scratch = aligned((2 * arithmetic.lanes,), arithmetic.computed)
 
             def work(first: int, last: int) -> None:
-                correlations.correlate(
+                correlation_kernels.correlate(
                     self.dtype_tags, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, rows, groups.heads, chunks, first, last,
                     steps.constants, steps.steps, arithmetic.lowest, arithmetic.highest, *memory, scratch, peaks, out,
@@ -165,7 +165,7 @@ class Correlation:
             totals = aligned((kernel_size, 2 * arithmetic.lanes * length), arithmetic.computed)
 
             def work(first: int, last: int) -> None:
-                neighbours.correlate_neighbours(
+                channel_kernels.correlate_neighbours(
                     self.dtype_tags, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, self.heads, channels, kernel_size, chunks, first, last,
                     x.strides[-1] == x.itemsize, g.strides[-1] == g.itemsize, steps.constants, steps.steps,

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import neighbours, products
+from . import channel_kernels, product_kernels
 from .lanes import DTYPE_TAGS
+from .operands import Arithmetic, Filters, Groups, Signals, aligned
 from .passes import TILE
 from .plans import plan
 from .threads import share_out, thread_count
-from .work import Arithmetic, Filters, Groups, Signals, aligned
 
 __all__ = ["Product", "buffers", "spectra_of", "threads_for", "window_of"]
 
@@ -48,7 +48,7 @@ def spectra_of(filters: Filters, arithmetic: Arithmetic, length: int, sign: int)
         buffer, _ = buffers(arithmetic, length, 1)
 
         def work(first: int, last: int) -> None:
-            products.spectra(
+            product_kernels.spectra(
                 (arithmetic.computed(0),), filters.unit.ctypes.data, filters.lags, lags, len(out), first, last, sign,
                 steps.constants, steps.steps, buffer, out,
             )  # fmt: skip
@@ -121,7 +121,7 @@ class Product:
 
         def run(*arguments: Any) -> None:
             *most, buffer, tile, scratch, unsafe = arguments
-            products.product(
+            product_kernels.product(
                 *most, spectra, self.filters.scales, steps.constants, steps.steps,
                 self.arithmetic.lowest, self.arithmetic.highest, buffer, tile, scratch, unsafe,
             )  # fmt: skip
@@ -131,18 +131,18 @@ class Product:
     def directly(self, length: int) -> Array:
         """Multiply by direct sums, for signals up to a length."""
         lags = min(self.filters.lags, length)
-        rows = products.BEFORE + lags + products.AFTER
+        rows = product_kernels.BEFORE + lags + product_kernels.AFTER
         padded = np.zeros((self.filters.heads, rows), self.arithmetic.computed)
-        padded[:, products.BEFORE : products.BEFORE + lags] = self.filters.unit[:, :lags]
+        padded[:, product_kernels.BEFORE : product_kernels.BEFORE + lags] = self.filters.unit[:, :lags]
 
         def memory() -> tuple[Array, ...]:
-            buffer = aligned(((length + products.OUTPUTS) * self.arithmetic.lanes,), self.arithmetic.computed)
+            buffer = aligned(((length + product_kernels.OUTPUTS) * self.arithmetic.lanes,), self.arithmetic.computed)
             own = aligned((rows if self.groups.mixed else 0, self.arithmetic.lanes), self.arithmetic.computed)
             return buffer, own, aligned((self.arithmetic.lanes,), self.arithmetic.computed)
 
         def run(*arguments: Any) -> None:
             *most, buffer, own, scratch, unsafe = arguments
-            products.product_directly(
+            product_kernels.product_directly(
                 *most, padded, lags, self.filters.scales, self.adjoint, self.arithmetic.lowest, self.arithmetic.highest,
                 buffer, own, scratch, unsafe,
             )  # fmt: skip
@@ -163,7 +163,7 @@ class Product:
             window = window_of(self.arithmetic, length, self.filters.kernel_size)
 
             def work(first: int, last: int) -> None:
-                neighbours.product_of_neighbours(
+                channel_kernels.product_of_neighbours(
                     self.dtype_tags, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
                     self.y.strides[-2], self.y.itemsize, signals, heads, channels, first, last,
                     spectra, self.filters.kernel_size, self.filters.scales, self.adjoint, packed, steps.constants,

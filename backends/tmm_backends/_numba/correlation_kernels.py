@@ -12,7 +12,7 @@ from . import passes
 from .compile import kernel, part
 from .lanes import load, total, width
 from .passes import enter, inverse, leave
-from .products import safe
+from .product_kernels import safe
 
 __all__ = ["correlate", "lags"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from .compile import kernel, part
 from .lanes import broadcast, load, store, total, width, zeros
 from .passes import enter, forward, inverse, leave
-from .products import safe
+from .product_kernels import safe
 
 __all__ = ["correlate_neighbours", "product_of_neighbours"]
 
