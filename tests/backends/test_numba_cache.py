@@ -60,7 +60,7 @@ def test_a_kernel_is_compiled_once_and_anew_when_any_source_changes(package, tmp
     assert call(package, NUMBA_CACHE_DIR=str(cache)) == ["loaded [1.0, 12.0, 120.0]"]
     assert files_of(cache) == kept
     source = package / "tmm_backends" / "_numba" / "passes.py"  # not where the kernel is, whose file Numba watches
-    before, after = "write_some(dtype_tag, address + t * time_step, lanes, count)", "lanes + lanes, count)"
+    before, after = "write_partial(dtype_tag, address + t * time_step, lanes, count)", "lanes + lanes, count)"
     assert source.read_text().count(before) == 1
     source.write_text(source.read_text().replace(before, before.replace("lanes, count)", after)))
     edited = call(package, NUMBA_CACHE_DIR=str(cache))

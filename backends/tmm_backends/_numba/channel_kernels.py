@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compile import kernel, part
+from .compile import device_function, kernel
 from .lanes import broadcast, load, store, total, width, zeros
-from .passes import enter, forward, inverse, leave
+from .passes import forward, inverse, load_signal, store_signal
 from .product_kernels import safe
 
 __all__ = ["correlate_neighbours", "product_of_neighbours"]
 
 
-@part
+@device_function
 def move_in(window, buffer, above):
     """Shift the window by a register, and take in the spectra of a buffer: above its channels, or below them."""
     lanes = width(buffer)
@@ -37,7 +37,7 @@ def move_in(window, buffer, above):
                 store(flat, row, new)
 
 
-@part
+@device_function
 def filter_window(window, buffer, filters, first, kernel_size, below):
     """Fill the buffer with the sum over r of `filters[first + r]` times the window's lanes from `below` or above on.
 
@@ -77,7 +77,7 @@ def product_of_neighbours(
             count = min(lanes, channels - register * lanes)
             if packed and count == lanes:
                 count = 0
-            peak = enter(
+            peak = load_signal(
                 dtype_tags[0], x + x_at + channel * x_lane, x_time, x_lane, count, n, buffer, quarter, constants
             )
             if not safe(peak, low, high, scratch):
@@ -87,7 +87,9 @@ def product_of_neighbours(
             move_in(window, buffer, not adjoint)
             filter_window(window, buffer, filters, head * kernel_size, kernel_size, not adjoint)
             inverse(buffer, steps, constants)
-            leave(dtype_tags[1], y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale)
+            store_signal(
+                dtype_tags[1], y + y_at + channel * y_lane, y_time, count, n, buffer, quarter, constants, scale
+            )
 
 
 @kernel
@@ -112,12 +114,12 @@ def correlate_neighbours(
                 count = min(lanes, channels - register * lanes)
                 full = count == lanes
                 x_count, g_count = 0 if full and packed_x else count, 0 if full and packed_g else count
-                peak = enter(
+                peak = load_signal(
                     dtype_tags[0], x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
                 )
                 ok = safe(peak, low, high, scratch)
                 x_peak = scratch.max()
-                peak = enter(
+                peak = load_signal(
                     dtype_tags[1], g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
                 )
                 ok = safe(peak, low, high, scratch) and ok

@@ -26,12 +26,12 @@ import numba
 from .lanes import DTYPE_TAGS
 from .target import FAST, NAME, REGISTER_BYTES
 
-__all__ = ["kernel", "part"]
+__all__ = ["device_function", "kernel"]
 
 log = logging.getLogger("tmm_core")
 
 
-def part(function: Callable[..., Any]) -> Any:
+def device_function(function: Callable[..., Any]) -> Any:
     """Compile a function that only kernels call; it becomes a part of each."""
     return numba.njit(nogil=True, fastmath=set(FAST), error_model="numpy")(function)
 

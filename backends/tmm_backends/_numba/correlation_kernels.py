@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from . import passes
-from .compile import kernel, part
+from .compile import device_function, kernel
 from .lanes import load, total, width
-from .passes import enter, inverse, leave
+from .passes import inverse, load_signal, store_signal
 from .product_kernels import safe
 
 __all__ = ["correlate", "lags"]
@@ -36,11 +36,11 @@ def correlate(
             x_at, g_at, n = signals[signal]
             for group in range(first_group, last_group):
                 x_group, g_group, channels, _ = groups[group]
-                x_peak = enter(
+                x_peak = load_signal(
                     dtype_tags[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants
                 )
                 ok = safe(x_peak, low, high, scratch[lanes:])
-                g_peak = enter(
+                g_peak = load_signal(
                     dtype_tags[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants
                 )
                 ok = safe(g_peak, low, high, scratch) and ok
@@ -53,7 +53,7 @@ def correlate(
         gather(sums, heads[first_group], groups[first_group, 3], out, row)
 
 
-@part
+@device_function
 def gather(sums, heads, filter, out, row):
     """Add up the lanes of each filter, from row `row` on of `out`."""
     lanes = width(sums)
@@ -84,4 +84,4 @@ def lags(dtype_tags, spectra, first, last, constants, steps, buffer, scratch, ou
                 buffer[2 * lanes * i + lanes + lane] = spectra[row + lane, 2 * i + 1]
         inverse(buffer, steps, constants)
         address = out.ctypes.data + row * out.itemsize
-        leave(dtype_tags[0], address, out.strides[0], some, out.shape[0], buffer, length // 4, constants, scale)
+        store_signal(dtype_tags[0], address, out.strides[0], some, out.shape[0], buffer, length // 4, constants, scale)

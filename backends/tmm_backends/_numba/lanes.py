@@ -27,13 +27,13 @@ __all__ = [
     "load",
     "magnitude",
     "read",
-    "read_some",
+    "read_partial",
     "splat",
     "store",
     "total",
     "width",
     "write",
-    "write_some",
+    "write_partial",
     "zeros",
 ]
 
@@ -257,7 +257,7 @@ def read(typingctx: Any, dtype_tag: Any, address: Any) -> Any:
 
 
 @intrinsic
-def read_some(typingctx: Any, dtype_tag: Any, address: Any, stride: Any, count: Any) -> Any:
+def read_partial(typingctx: Any, dtype_tag: Any, address: Any, stride: Any, count: Any) -> Any:
     """Return `count` entries, `stride` bytes apart, in the first lanes, and zeros in the others; count >= 1."""
     lanes = Lanes(_COMPUTED[dtype_tag])
 
@@ -291,7 +291,7 @@ def write(typingctx: Any, dtype_tag: Any, address: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def write_some(typingctx: Any, dtype_tag: Any, address: Any, lanes: Any, count: Any) -> Any:
+def write_partial(typingctx: Any, dtype_tag: Any, address: Any, lanes: Any, count: Any) -> Any:
     """Write the first `count` lanes to `address`."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:

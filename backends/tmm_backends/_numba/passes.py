@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .compile import part
+from .compile import device_function
 from .intrinsics import (
     convolve_leaf,
     correlate_leaf,
@@ -21,7 +21,7 @@ from .intrinsics import (
     split_leaf,
     split_reals,
 )
-from .lanes import magnitude, read, read_some, width, write, write_some, zeros
+from .lanes import magnitude, read, read_partial, width, write, write_partial, zeros
 from .plans import JOIN, LEAF, LEAVES, SPLIT
 
 __all__ = [
@@ -29,97 +29,97 @@ __all__ = [
     "convolve",
     "convolve_each",
     "correlate",
-    "deliver",
-    "deliver_some",
-    "enter",
-    "fetch",
-    "fetch_some",
     "forward",
     "inverse",
-    "leave",
+    "load_at",
+    "load_partial_at",
+    "load_signal",
+    "store_at",
+    "store_partial_at",
+    "store_signal",
 ]
 
 # Every lane is read and written at once where all lie side by side in memory, and one by one elsewhere. The two ways
 # have loops of their own: one loop that asks for each vector which it is took twice the time.
 
 
-@part
-def fetch(dtype_tag, address, time_step, t, n, buffer):
+@device_function
+def load_at(dtype_tag, address, time_step, t, n, buffer):
     """Return a full register of the signal at time t, zeros from n on."""
     if t >= n:
         return zeros(buffer)
     return read(dtype_tag, address + t * time_step)
 
 
-@part
-def fetch_some(dtype_tag, address, time_step, lane_step, count, t, n, buffer):
+@device_function
+def load_partial_at(dtype_tag, address, time_step, lane_step, count, t, n, buffer):
     """Return `count` channels of the signal at time t, zeros from n on."""
     if t >= n:
         return zeros(buffer)
-    return read_some(dtype_tag, address + t * time_step, lane_step, count)
+    return read_partial(dtype_tag, address + t * time_step, lane_step, count)
 
 
-@part
-def enter(dtype_tag, address, time_step, lane_step, count, n, buffer, quarter, constants):
+@device_function
+def load_signal(dtype_tag, address, time_step, lane_step, count, n, buffer, quarter, constants):
     """Read a signal, do the outermost pass, and return the largest magnitude of each lane."""
     peak = zeros(buffer)
     if count == 0:
         for j in range(quarter):
-            a = fetch(dtype_tag, address, time_step, j, n, buffer)
-            b = fetch(dtype_tag, address, time_step, j + quarter, n, buffer)
-            c = fetch(dtype_tag, address, time_step, j + 2 * quarter, n, buffer)
-            d = fetch(dtype_tag, address, time_step, j + 3 * quarter, n, buffer)
+            a = load_at(dtype_tag, address, time_step, j, n, buffer)
+            b = load_at(dtype_tag, address, time_step, j + quarter, n, buffer)
+            c = load_at(dtype_tag, address, time_step, j + 2 * quarter, n, buffer)
+            d = load_at(dtype_tag, address, time_step, j + 3 * quarter, n, buffer)
             peak = magnitude(magnitude(magnitude(magnitude(peak, a), b), c), d)
             split_reals(buffer, j, quarter, constants, (a, b, c, d))
     else:
         for j in range(quarter):
-            a = fetch_some(dtype_tag, address, time_step, lane_step, count, j, n, buffer)
-            b = fetch_some(dtype_tag, address, time_step, lane_step, count, j + quarter, n, buffer)
-            c = fetch_some(dtype_tag, address, time_step, lane_step, count, j + 2 * quarter, n, buffer)
-            d = fetch_some(dtype_tag, address, time_step, lane_step, count, j + 3 * quarter, n, buffer)
+            a = load_partial_at(dtype_tag, address, time_step, lane_step, count, j, n, buffer)
+            b = load_partial_at(dtype_tag, address, time_step, lane_step, count, j + quarter, n, buffer)
+            c = load_partial_at(dtype_tag, address, time_step, lane_step, count, j + 2 * quarter, n, buffer)
+            d = load_partial_at(dtype_tag, address, time_step, lane_step, count, j + 3 * quarter, n, buffer)
             peak = magnitude(magnitude(magnitude(magnitude(peak, a), b), c), d)
             split_reals(buffer, j, quarter, constants, (a, b, c, d))
     return peak
 
 
-@part
-def deliver(dtype_tag, address, time_step, t, n, lanes):
+@device_function
+def store_at(dtype_tag, address, time_step, t, n, lanes):
     """Write a full register of the result at time t unless that is n or later."""
     if t < n:
         write(dtype_tag, address + t * time_step, lanes)
 
 
-@part
-def deliver_some(dtype_tag, address, time_step, count, t, n, lanes):
+@device_function
+def store_partial_at(dtype_tag, address, time_step, count, t, n, lanes):
     """Write `count` channels of the result at time t unless that is n or later."""
     if t < n:
-        write_some(dtype_tag, address + t * time_step, lanes, count)
+        write_partial(dtype_tag, address + t * time_step, lanes, count)
 
 
-@part
-def leave(dtype_tag, address, time_step, count, n, buffer, quarter, constants, scale):
+@device_function
+def store_signal(dtype_tag, address, time_step, count, n, buffer, quarter, constants, scale):
     """Undo the outermost pass, and write the real parts times `scale`."""
     if count == 0:
         for j in range(quarter):
             a, b, c, d = join_reals(buffer, j, quarter, constants)
-            deliver(dtype_tag, address, time_step, j, n, a * scale)
-            deliver(dtype_tag, address, time_step, j + quarter, n, b * scale)
-            deliver(dtype_tag, address, time_step, j + 2 * quarter, n, c * scale)
-            deliver(dtype_tag, address, time_step, j + 3 * quarter, n, d * scale)
+            store_at(dtype_tag, address, time_step, j, n, a * scale)
+            store_at(dtype_tag, address, time_step, j + quarter, n, b * scale)
+            store_at(dtype_tag, address, time_step, j + 2 * quarter, n, c * scale)
+            store_at(dtype_tag, address, time_step, j + 3 * quarter, n, d * scale)
     else:
         for j in range(quarter):
             a, b, c, d = join_reals(buffer, j, quarter, constants)
-            deliver_some(dtype_tag, address, time_step, count, j, n, a * scale)
-            deliver_some(dtype_tag, address, time_step, count, j + quarter, n, b * scale)
-            deliver_some(dtype_tag, address, time_step, count, j + 2 * quarter, n, c * scale)
-            deliver_some(dtype_tag, address, time_step, count, j + 3 * quarter, n, d * scale)
+            store_partial_at(dtype_tag, address, time_step, count, j, n, a * scale)
+            store_partial_at(dtype_tag, address, time_step, count, j + quarter, n, b * scale)
+            store_partial_at(dtype_tag, address, time_step, count, j + 2 * quarter, n, c * scale)
+            store_partial_at(dtype_tag, address, time_step, count, j + 3 * quarter, n, d * scale)
 
 
 TILE = 8 * LEAF
 """Entries of the longest run of leaves."""
 
 
-@part
+@device_function
 def split_block(radix, buffer, first, size, constants, at):
     """Split the `radix * size` entries from `first` on."""
     if radix == 8:
@@ -139,7 +139,7 @@ def split_block(radix, buffer, first, size, constants, at):
             split_by_5(buffer, j, size, constants, at)
 
 
-@part
+@device_function
 def join_block(radix, buffer, first, size, constants, at):
     """Join the `radix * size` entries from `first` on."""
     if radix == 8:
@@ -159,7 +159,7 @@ def join_block(radix, buffer, first, size, constants, at):
             join_by_5(buffer, j, size, constants, at)
 
 
-@part
+@device_function
 def convolve(buffer, steps, constants, filter):
     """Multiply by the values of one filter for all lanes, all within the buffer."""
     for s in range(steps.shape[0]):
@@ -174,7 +174,7 @@ def convolve(buffer, steps, constants, filter):
                 convolve_leaf(buffer, place, constants, at + (LEAF - 1) * i, filter, place)
 
 
-@part
+@device_function
 def convolve_each(buffer, steps, constants, filters, heads, tile):
     """Multiply by the values of a filter for each lane, `filters[heads[lane]]`.
 
@@ -198,7 +198,7 @@ def convolve_each(buffer, steps, constants, filters, heads, tile):
                 convolve_leaf(buffer, first + LEAF * i, constants, at + (LEAF - 1) * i, tile, LEAF * i)
 
 
-@part
+@device_function
 def correlate(total, x_buffer, g_buffer, steps, constants):
     """Add `conj(x) g` to the values in `total`, for the polynomials in two buffers, which are used up."""
     for s in range(steps.shape[0]):
@@ -211,7 +211,7 @@ def correlate(total, x_buffer, g_buffer, steps, constants):
                 correlate_leaf(total, x_buffer, g_buffer, first + LEAF * i, constants, at + (LEAF - 1) * i)
 
 
-@part
+@device_function
 def forward(buffer, steps, constants):
     """Turn coefficients into values."""
     for s in range(steps.shape[0]):
@@ -223,7 +223,7 @@ def forward(buffer, steps, constants):
                 split_leaf(buffer, first + LEAF * i, constants, at + (LEAF - 1) * i, buffer, 0)
 
 
-@part
+@device_function
 def inverse(buffer, steps, constants):
     """Turn values into coefficients, times a quarter of the length: the outermost pass adds the 4."""
     for s in range(steps.shape[0]):

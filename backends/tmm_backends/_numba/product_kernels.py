@@ -18,15 +18,25 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from .compile import kernel, part
+from .compile import device_function, kernel
 from .lanes import Lanes, load, magnitude, splat, store, width, zeros
-from .passes import convolve, convolve_each, deliver, deliver_some, enter, fetch, fetch_some, forward, leave
+from .passes import (
+    convolve,
+    convolve_each,
+    forward,
+    load_at,
+    load_partial_at,
+    load_signal,
+    store_at,
+    store_partial_at,
+    store_signal,
+)
 from .target import FAST
 
 __all__ = ["AFTER", "BEFORE", "job_of", "lane_by_lane", "product", "product_directly", "safe", "spectra"]
 
 
-@part
+@device_function
 def job_of(job, signals, groups, by_group):
     """Return the signal and the group of a job."""
     if by_group:
@@ -34,7 +44,7 @@ def job_of(job, signals, groups, by_group):
     return job // groups.shape[0], job % groups.shape[0]
 
 
-@part
+@device_function
 def safe(peak, low, high, scratch):
     """Return whether the largest magnitudes of all lanes are zero or between two bounds."""
     store(scratch, 0, peak)
@@ -44,7 +54,7 @@ def safe(peak, low, high, scratch):
     return True
 
 
-@part
+@device_function
 def lane_by_lane(values, heads, scratch):
     """Return, in each lane, the value of its filter."""
     for lane in range(width(scratch)):
@@ -62,7 +72,9 @@ def spectra(dtype_tags, w, spacing, lags, count, first, last, sign, constants, s
     for job in range(first, last):
         row = job * lanes
         some = min(lanes, count - row)
-        enter(dtype_tags[0], w + row * spacing * item, item, spacing * item, some, lags, buffer, length // 4, constants)
+        load_signal(
+            dtype_tags[0], w + row * spacing * item, item, spacing * item, some, lags, buffer, length // 4, constants
+        )
         forward(buffer, steps, constants)
         for i in range(length):
             for lane in range(some):
@@ -81,7 +93,7 @@ def product(
         signal, group = job_of(job, signals, groups, by_group)
         x_at, y_at, n = signals[signal]
         x_group, y_group, count, filter = groups[group]
-        peak = enter(dtype_tags[0], x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
+        peak = load_signal(dtype_tags[0], x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
         if not safe(peak, low, high, scratch):
             unsafe[job] = True
             continue
@@ -90,7 +102,7 @@ def product(
         else:
             convolve_each(buffer, steps, constants, filters, heads[group], tile)
         scale = lane_by_lane(scales, heads[group], scratch)
-        leave(dtype_tags[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
+        store_signal(dtype_tags[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
 
 
 # Directly ------------------------------------------------------------------------------------------------------------
@@ -136,7 +148,7 @@ def tile(typingctx: Any, sums: Any, signal: Any, at: Any, lags: Any, lag: Any) -
     return sums(sums, signal, types.intp, lags, types.intp), codegen
 
 
-@part
+@device_function
 def sums(signal, n, lags, count, dtype_tag, y, y_time, channels, scale):
     """Write the outputs of a signal in memory, of `n` rows and zeros up to a whole tile, for `count` lags."""
     zero = zeros(signal)
@@ -149,23 +161,23 @@ def sums(signal, n, lags, count, dtype_tag, y, y_time, channels, scale):
             a, b, c, d = a + total[0], b + total[1], c + total[2], d + total[3]
             e, f, g, h = e + total[4], f + total[5], g + total[6], h + total[7]
         if channels == 0:
-            deliver(dtype_tag, y, y_time, t, n, a * scale)
-            deliver(dtype_tag, y, y_time, t + 1, n, b * scale)
-            deliver(dtype_tag, y, y_time, t + 2, n, c * scale)
-            deliver(dtype_tag, y, y_time, t + 3, n, d * scale)
-            deliver(dtype_tag, y, y_time, t + 4, n, e * scale)
-            deliver(dtype_tag, y, y_time, t + 5, n, f * scale)
-            deliver(dtype_tag, y, y_time, t + 6, n, g * scale)
-            deliver(dtype_tag, y, y_time, t + 7, n, h * scale)
+            store_at(dtype_tag, y, y_time, t, n, a * scale)
+            store_at(dtype_tag, y, y_time, t + 1, n, b * scale)
+            store_at(dtype_tag, y, y_time, t + 2, n, c * scale)
+            store_at(dtype_tag, y, y_time, t + 3, n, d * scale)
+            store_at(dtype_tag, y, y_time, t + 4, n, e * scale)
+            store_at(dtype_tag, y, y_time, t + 5, n, f * scale)
+            store_at(dtype_tag, y, y_time, t + 6, n, g * scale)
+            store_at(dtype_tag, y, y_time, t + 7, n, h * scale)
         else:
-            deliver_some(dtype_tag, y, y_time, channels, t, n, a * scale)
-            deliver_some(dtype_tag, y, y_time, channels, t + 1, n, b * scale)
-            deliver_some(dtype_tag, y, y_time, channels, t + 2, n, c * scale)
-            deliver_some(dtype_tag, y, y_time, channels, t + 3, n, d * scale)
-            deliver_some(dtype_tag, y, y_time, channels, t + 4, n, e * scale)
-            deliver_some(dtype_tag, y, y_time, channels, t + 5, n, f * scale)
-            deliver_some(dtype_tag, y, y_time, channels, t + 6, n, g * scale)
-            deliver_some(dtype_tag, y, y_time, channels, t + 7, n, h * scale)
+            store_partial_at(dtype_tag, y, y_time, channels, t, n, a * scale)
+            store_partial_at(dtype_tag, y, y_time, channels, t + 1, n, b * scale)
+            store_partial_at(dtype_tag, y, y_time, channels, t + 2, n, c * scale)
+            store_partial_at(dtype_tag, y, y_time, channels, t + 3, n, d * scale)
+            store_partial_at(dtype_tag, y, y_time, channels, t + 4, n, e * scale)
+            store_partial_at(dtype_tag, y, y_time, channels, t + 5, n, f * scale)
+            store_partial_at(dtype_tag, y, y_time, channels, t + 6, n, g * scale)
+            store_partial_at(dtype_tag, y, y_time, channels, t + 7, n, h * scale)
 
 
 @kernel
@@ -186,9 +198,9 @@ def product_directly(
         peak = zeros(buffer)
         for t in range(-(-n // OUTPUTS) * OUTPUTS):
             if channels == 0:
-                lanes_of_t = fetch(dtype_tags[0], x_from, x_step, t, n, buffer)
+                lanes_of_t = load_at(dtype_tags[0], x_from, x_step, t, n, buffer)
             else:
-                lanes_of_t = fetch_some(dtype_tags[0], x_from, x_step, x_lane, channels, t, n, buffer)
+                lanes_of_t = load_partial_at(dtype_tags[0], x_from, x_step, x_lane, channels, t, n, buffer)
             peak = magnitude(peak, lanes_of_t)
             store(buffer, t * lanes, lanes_of_t)
         if not safe(peak, low, high, scratch):

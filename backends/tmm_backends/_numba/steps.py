@@ -15,10 +15,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .compile import kernel, part
+from .compile import device_function, kernel
 from .intrinsics import join_reals
-from .lanes import broadcast, load, magnitude, read, read_some, store, width, write, write_some, zeros
-from .passes import convolve, convolve_each, enter
+from .lanes import broadcast, load, magnitude, read, read_partial, store, width, write, write_partial, zeros
+from .passes import convolve, convolve_each, load_signal
 from .product_kernels import RUN, lane_by_lane, safe
 
 __all__ = ["ELSEWHERE", "TILE", "add_tile", "step", "step_of_neighbours"]
@@ -40,7 +40,7 @@ def finite(typingctx: Any, lanes: Any) -> Any:
     return types.boolean(lanes), codegen
 
 
-@part
+@device_function
 def add_8_rows(dtype_tag, y, size, line, row, back, lags, begin, j):
     """Add to y what the inputs j to j + 7 times before contribute, the latest of which are at `row`."""
     a, b, c, d = (
@@ -64,7 +64,7 @@ def add_8_rows(dtype_tag, y, size, line, row, back, lags, begin, j):
         write(dtype_tag, y + i, read(dtype_tag, y + i) + (some + more))
 
 
-@part
+@device_function
 def add_4_rows(dtype_tag, y, size, line, row, back, lags, begin, j):
     """Do the same for four inputs."""
     a, b, c, d = (
@@ -80,7 +80,7 @@ def add_4_rows(dtype_tag, y, size, line, row, back, lags, begin, j):
         write(dtype_tag, y + i, read(dtype_tag, y + i) + some)
 
 
-@part
+@device_function
 def advance_many(dtype_tag, tape, back, count, x, y, size, line, lags, begin):
     """Do a step of full registers, `size` bytes from these addresses on; return whether the results are finite."""
     a = broadcast(lags, begin)
@@ -108,24 +108,24 @@ def advance_many(dtype_tag, tape, back, count, x, y, size, line, lags, begin):
     return True
 
 
-@part
+@device_function
 def fetch_piece(dtype_tag, address, item, channels):
     """Return a register, or some channels of it, 0 standing for all."""
     if channels == 0:
         return read(dtype_tag, address)
-    return read_some(dtype_tag, address, item, channels)
+    return read_partial(dtype_tag, address, item, channels)
 
 
-@part
+@device_function
 def put_piece(dtype_tag, address, channels, lanes):
     """Write a register, or some channels of it."""
     if channels == 0:
         write(dtype_tag, address, lanes)
     else:
-        write_some(dtype_tag, address, lanes, channels)
+        write_partial(dtype_tag, address, lanes, channels)
 
 
-@part
+@device_function
 def factor(lags, at, each, j):
     """Return lag j, of those that begin at `lags[at]`, in every lane, or each lane's own one."""
     if each == 0:
@@ -133,7 +133,7 @@ def factor(lags, at, each, j):
     return load(lags, at + j * width(lags))
 
 
-@part
+@device_function
 def advance_one(dtype_tag, tape, back, count, x, y, item, channels, lags, at, each):
     """Do the same for one register, or a part of one."""
     inputs = fetch_piece(dtype_tag, x, item, channels)
@@ -159,7 +159,7 @@ finite, perhaps in error.
 """
 
 
-@part
+@device_function
 def whole(tape, d, most):
     """Return how many rows are done at once: all, or none where there are too many or their channels are others."""
     if tape.shape[2] != d or (tape.shape[0] > most and tape.shape[0] > 1):
@@ -167,7 +167,7 @@ def whole(tape, d, most):
     return tape.shape[0]
 
 
-@part
+@device_function
 def outcome(tape, at, leaf, missed):
     """Return what a step returns."""
     return 2 * missed + ((at + 1) % leaf == 0 and at + 1 < tape.shape[1])
@@ -254,8 +254,8 @@ def step_of_neighbours(dtype_tags, tape, at, x, y, pieces, lags, first, last):
 # Tiles ---------------------------------------------------------------------------------------------------------------
 
 
-@part
-def leave_on(dtype_tag, address, step, item, channels, n, buffer, quarter, constants, scale):
+@device_function
+def add_signal(dtype_tag, address, step, item, channels, n, buffer, quarter, constants, scale):
     """Undo the outermost pass of a transform, and add the real parts times `scale` to n entries."""
     lanes = width(buffer)
     for j in range(quarter):
@@ -271,8 +271,8 @@ def leave_on(dtype_tag, address, step, item, channels, n, buffer, quarter, const
     else:
         for t in range(n):
             where = address + t * step
-            total = read_some(dtype_tag, where, item, channels) + load(buffer, 2 * t * lanes) * scale
-            write_some(dtype_tag, where, total, channels)
+            total = read_partial(dtype_tag, where, item, channels) + load(buffer, 2 * t * lanes) * scale
+            write_partial(dtype_tag, where, total, channels)
 
 
 @kernel
@@ -293,7 +293,7 @@ def add_tile(
         channel, channels, filter = groups[group]
         here = x + (row * inputs.shape[1] * d + channel) * item
         there = y + (row * tape.shape[1] * d + channel) * item
-        peak = enter(dtype_tag, here, step, item, channels, size, buffer, size // 4, constants)
+        peak = load_signal(dtype_tag, here, step, item, channels, size, buffer, size // 4, constants)
         undone[job] = not safe(peak, low, high, scratch)
         missed += undone[job]
         if undone[job]:
@@ -303,5 +303,5 @@ def add_tile(
         else:
             convolve_each(buffer, steps, constants, filters, heads[group], tile)
         scale = lane_by_lane(scales, heads[group], scratch)
-        leave_on(dtype_tag, there, step, item, channels, count, buffer, size // 4, constants, scale)
+        add_signal(dtype_tag, there, step, item, channels, count, buffer, size // 4, constants, scale)
     return missed
