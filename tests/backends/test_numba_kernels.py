@@ -162,7 +162,7 @@ def test_every_job_is_done_once(pool, jobs, count):
 
         return work
 
-    threads.share_out(jobs, worker, threads=count)
+    threads.parallel_for(jobs, worker, threads=count)
     np.testing.assert_array_equal(done, 1)
 
 
@@ -176,7 +176,7 @@ def test_threads_that_are_busy_elsewhere_are_not_waited_for(monkeypatch):
         def work(first, last):
             done[first:last] += 1
 
-        threads.share_out(50, lambda: work, threads=3)
+        threads.parallel_for(50, lambda: work, threads=3)
         np.testing.assert_array_equal(done, 1)
         release.set()
 
@@ -191,4 +191,4 @@ def test_an_error_in_any_thread_is_raised(pool):
         return lambda first, last: None
 
     with pytest.raises(MemoryError, match="for a thread"):
-        threads.share_out(10, worker, threads=2)
+        threads.parallel_for(10, worker, threads=2)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from . import channel_kernels, correlation_kernels
 from .lanes import DTYPE_TAGS
-from .operands import Arithmetic, Groups, Signals, aligned
+from .operands import Arithmetic, Groups, Signals, aligned_empty
 from .plans import plan
 from .product import buffers, threads_for, window_of
-from .threads import share_out
+from .threads import parallel_for
 
 __all__ = ["Correlation"]
 
@@ -94,7 +94,7 @@ class Correlation:
 
             return work
 
-        share_out(-(-len(spectra) // self.arithmetic.lanes), worker, threads=threads_for(len(spectra) * length))
+        parallel_for(-(-len(spectra) // self.arithmetic.lanes), worker, threads=threads_for(len(spectra) * length))
         for number, exponent in enumerate(exponents):
             lags = c[number // self.kernel_size, number % self.kernel_size, : len(out)]
             lags += np.ldexp(out[:, number].astype(float) / length, exponent)
@@ -133,7 +133,7 @@ class Correlation:
 
         def worker() -> Callable[[int, int], None]:
             *memory, _ = buffers(arithmetic, length, 3)
-            scratch = aligned((2 * arithmetic.lanes,), arithmetic.computed)
+            scratch = aligned_empty((2 * arithmetic.lanes,), arithmetic.computed)
 
             def work(first: int, last: int) -> None:
                 correlation_kernels.correlate(
@@ -144,7 +144,7 @@ class Correlation:
 
             return work
 
-        share_out(len(chunks), worker, threads=threads_for(len(self.signals) * x.shape[-1] * length))
+        parallel_for(len(chunks), worker, threads=threads_for(len(self.signals) * x.shape[-1] * length))
         totals = np.zeros(self.heads)
         np.add.at(totals, groups.heads[chunks[:, 2]], peaks)
         return out, owners, totals
@@ -162,7 +162,7 @@ class Correlation:
         def worker() -> Callable[[int, int], None]:
             x_buffer, g_buffer, scratch = buffers(arithmetic, length, 2)
             window = window_of(arithmetic, length, kernel_size)
-            totals = aligned((kernel_size, 2 * arithmetic.lanes * length), arithmetic.computed)
+            totals = aligned_empty((kernel_size, 2 * arithmetic.lanes * length), arithmetic.computed)
 
             def work(first: int, last: int) -> None:
                 channel_kernels.correlate_neighbours(
@@ -174,7 +174,7 @@ class Correlation:
 
             return work
 
-        share_out(len(chunks), worker, threads=threads_for(len(self.signals) * x.shape[-1] * length))
+        parallel_for(len(chunks), worker, threads=threads_for(len(self.signals) * x.shape[-1] * length))
         totals = np.zeros(self.heads)
         np.add.at(totals, chunks[:, 2], peaks)
         return out, owners, totals

@@ -16,7 +16,7 @@ from tmm_core._definition import toeplitz
 from tmm_core.backend import Method, Request
 
 from .correlation import Correlation
-from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned, zeros
+from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned_empty, aligned_zeros
 from .plans import fast_length
 from .product import Product
 from .streaming import Streams
@@ -73,7 +73,7 @@ class NumbaEngine:
         if method == "direct":
             y: Array = toeplitz.causal_toeplitz_matmul(w, x, adjoint=adjoint, method="direct", segment_ids=segment_ids)
             return y
-        y = aligned(x.shape, arrays.result_dtype(w, x))
+        y = aligned_empty(x.shape, arrays.result_dtype(w, x))
         self.matmul_into(y, w, x, adjoint=adjoint, segment_ids=segment_ids)
         return y
 
@@ -141,7 +141,7 @@ class NumbaEngine:
 
     def stream_tape(self, shape: tuple[int, int, int], dtype: Any, /) -> Array:
         """Return a tape of zeros."""
-        return zeros(shape, dtype)
+        return aligned_zeros(shape, dtype)
 
     stream_step = staticmethod(Streams.step)
 

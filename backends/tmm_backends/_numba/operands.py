@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .lanes import DTYPE_TAGS, WIDTHS
 
-__all__ = ["ARITHMETIC", "Arithmetic", "Filters", "Groups", "Signals", "aligned", "zeros"]
+__all__ = ["ARITHMETIC", "Arithmetic", "Filters", "Groups", "Signals", "aligned_empty", "aligned_zeros"]
 
 Ints = NDArray[np.int64]
 
@@ -163,7 +163,7 @@ class Signals:
         return np.ascontiguousarray(np.stack((self.offsets(first), self.offsets(second), self.length), axis=1))
 
 
-def aligned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return uninitialised memory that begins at a cache line: vectors across two lines take twice as long."""
     count = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(count + 64, np.uint8)
@@ -176,7 +176,7 @@ HUGE = 1 << 22
 """Bytes from which memory is worth pages of its own."""
 
 
-def zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     """Return zeros that begin at a cache line, and take no memory before they are used where there are many.
 
     In large pages, where the system has them: to touch 8 MiB for the first time took 6 ms in small ones, as long as two
@@ -185,7 +185,7 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        memory = aligned(shape, dtype)
+        memory = aligned_empty(shape, dtype)
         memory.fill(0)
         return memory
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private: not shared with forked children

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from . import channel_kernels, product_kernels
 from .lanes import DTYPE_TAGS
-from .operands import Arithmetic, Filters, Groups, Signals, aligned
+from .operands import Arithmetic, Filters, Groups, Signals, aligned_empty
 from .passes import TILE
 from .plans import plan
-from .threads import share_out, thread_count
+from .threads import parallel_for, thread_count
 
 __all__ = ["Product", "buffers", "spectra_of", "threads_for", "window_of"]
 
@@ -33,8 +33,8 @@ def threads_for(entries: int) -> int:
 def buffers(arithmetic: Arithmetic, length: int, count: int) -> tuple[Array, ...]:
     """Return memory for `count` transforms at a time, and for the scratch of a thread."""
     return (
-        *(aligned((2 * arithmetic.lanes * length,), arithmetic.computed) for _ in range(count)),
-        aligned((arithmetic.lanes,), arithmetic.computed),
+        *(aligned_empty((2 * arithmetic.lanes * length,), arithmetic.computed) for _ in range(count)),
+        aligned_empty((arithmetic.lanes,), arithmetic.computed),
     )
 
 
@@ -55,7 +55,7 @@ def spectra_of(filters: Filters, arithmetic: Arithmetic, length: int, sign: int)
 
         return work
 
-    share_out(-(-len(out) // arithmetic.lanes), worker, threads=threads_for(len(out) * length))
+    parallel_for(-(-len(out) // arithmetic.lanes), worker, threads=threads_for(len(out) * length))
     return out
 
 
@@ -102,7 +102,7 @@ class Product:
 
             return work
 
-        share_out(jobs, worker, threads=threads_for(jobs * self.arithmetic.lanes * length))
+        parallel_for(jobs, worker, threads=threads_for(jobs * self.arithmetic.lanes * length))
         undone = np.zeros((len(self.signals), self.filters.heads), bool)
         for job in np.flatnonzero(unsafe):
             count = len(self.signals) if by_group else len(groups.channels)
@@ -117,7 +117,7 @@ class Product:
 
         def memory() -> tuple[Array, ...]:
             buffer, scratch = buffers(self.arithmetic, length, 1)
-            return buffer, aligned((TILE, 2 * self.arithmetic.lanes), self.arithmetic.computed), scratch
+            return buffer, aligned_empty((TILE, 2 * self.arithmetic.lanes), self.arithmetic.computed), scratch
 
         def run(*arguments: Any) -> None:
             *most, buffer, tile, scratch, unsafe = arguments
@@ -136,9 +136,10 @@ class Product:
         padded[:, product_kernels.BEFORE : product_kernels.BEFORE + lags] = self.filters.unit[:, :lags]
 
         def memory() -> tuple[Array, ...]:
-            buffer = aligned(((length + product_kernels.OUTPUTS) * self.arithmetic.lanes,), self.arithmetic.computed)
-            own = aligned((rows if self.groups.mixed else 0, self.arithmetic.lanes), self.arithmetic.computed)
-            return buffer, own, aligned((self.arithmetic.lanes,), self.arithmetic.computed)
+            lanes, dtype = self.arithmetic.lanes, self.arithmetic.computed
+            buffer = aligned_empty(((length + product_kernels.OUTPUTS) * lanes,), dtype)
+            own = aligned_empty((rows if self.groups.mixed else 0, lanes), dtype)
+            return buffer, own, aligned_empty((lanes,), dtype)
 
         def run(*arguments: Any) -> None:
             *most, buffer, own, scratch, unsafe = arguments
@@ -173,11 +174,11 @@ class Product:
 
             return work
 
-        share_out(unsafe.size, worker, threads=threads_for(unsafe.size * channels * length))
+        parallel_for(unsafe.size, worker, threads=threads_for(unsafe.size * channels * length))
         return unsafe
 
 
 def window_of(arithmetic: Arithmetic, length: int, kernel_size: int) -> Array:
     """Return memory for the spectra of a register of channels and of the neighbours that a kernel reads with it."""
     registers = 1 + -(-(kernel_size - 1) // arithmetic.lanes)
-    return aligned((length, 2, registers * arithmetic.lanes), arithmetic.computed)
+    return aligned_empty((length, 2, registers * arithmetic.lanes), arithmetic.computed)

@@ -14,7 +14,7 @@ from tmm_core._definition import toeplitz
 from . import steps
 from .lanes import DTYPE_TAGS
 from .operands import ARITHMETIC, Groups
-from .threads import share_out, thread_count
+from .threads import parallel_for, thread_count
 from .tiles import Tiles, marked_channels
 
 __all__ = ["Streams"]
@@ -119,7 +119,7 @@ class _Layout:
             outcomes.append(self.run(self.dtype_tags, tape, at, x, y, self.pieces, self.lags, first, last))
 
         few = len(tape) * self.d * self.leaf < LARGE
-        share_out(len(tape), lambda: work, threads=1 if few else thread_count())
+        parallel_for(len(tape), lambda: work, threads=1 if few else thread_count())
         return max(outcomes, default=0)
 
     def define(self, tape: Array, at: int, count: int, x: Array, y: Array) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numba
 
-__all__ = ["share_out", "thread_count"]
+__all__ = ["parallel_for", "thread_count"]
 
 Work = Callable[[int, int], None]
 
@@ -38,7 +38,7 @@ def thread_count() -> int:
     return int(min(counts))
 
 
-def share_out(jobs: int, worker: Callable[[], Work], *, threads: int) -> None:
+def parallel_for(jobs: int, worker: Callable[[], Work], *, threads: int) -> None:
     """Do the jobs below `jobs` in ranges, `work(first, last)`; `worker` makes the `work` of a thread, with memory.
 
     Returns, or raises what a thread raised, when no thread works any more.

@@ -19,11 +19,11 @@ from tmm_core._definition import toeplitz
 
 from . import channel_kernels, steps
 from .lanes import DTYPE_TAGS
-from .operands import Arithmetic, Filters, Groups, Signals, aligned
+from .operands import Arithmetic, Filters, Groups, Signals, aligned_empty
 from .passes import TILE
 from .plans import SHORTEST, plan
 from .product import buffers, spectra_of, window_of
-from .threads import share_out, thread_count
+from .threads import parallel_for, thread_count
 
 __all__ = ["Tiles", "marked_channels"]
 
@@ -102,7 +102,7 @@ class Tiles:
             memory = self._memory(size)
             return lambda first, last: counts.append(self._run(*arguments, *memory, undone, first, last))
 
-        share_out(jobs, worker, threads=1 if entries < LARGE else thread_count())
+        parallel_for(jobs, worker, threads=1 if entries < LARGE else thread_count())
         return sum(counts), undone
 
     def _constants_of(self, size: int) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ class Tiles:
         """Return what one thread needs beside the tape."""
         a = self.arithmetic
         buffer, scratch = buffers(a, size, 1)
-        return buffer, aligned((TILE, 2 * a.lanes), a.computed), scratch
+        return buffer, aligned_empty((TILE, 2 * a.lanes), a.computed), scratch
 
     def _over_heads(self, inputs: Array, begin: int, tape: Array, at: int, count: int, size: int) -> tuple[int, Array]:
         """Do the same for filters that read neighbouring channels, by a product beside the tape."""
@@ -151,7 +151,7 @@ class Tiles:
             return work
 
         if len(undone):
-            share_out(len(undone), worker, threads=1 if inputs.size < LARGE else thread_count())
+            parallel_for(len(undone), worker, threads=1 if inputs.size < LARGE else thread_count())
         left_out = np.repeat(undone.reshape(-1, heads), d // heads, axis=1)
         outputs += np.where(left_out[:, None], 0, products[:, :count])
         return int(undone.sum()), undone
