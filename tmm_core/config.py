@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
-from .errors import InputError, InputTypeError, NotFoundError
+from .errors import InputError, NotFoundError
+from .fields import Bounds, Configuration, Count, Size
 
 __all__ = ["PRESETS", "TMMConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TMMConfig:
+class TMMConfig(Configuration):
     """Describe one model completely: equal configurations have equal parameter names and shapes.
 
     The defaults of the fields are the paper's block (arXiv 2605.06683): per block `x += MLP(norm(x))`, then
@@ -28,19 +26,19 @@ class TMMConfig:
         If the fields cannot be a model; the message names the field.
     """
 
-    vocab_size: int = 257
+    vocab_size: Count = 257
     """Number of token ids; 257 is every byte and an end-of-text."""
-    max_len: int = 512
+    max_len: Count = 512
     """Positions of the training context (tokens); the length of the position bias."""
-    d_model: int = 256
+    d_model: Count = 256
     """Channels of the residual stream."""
-    n_layers: int = 4
+    n_layers: Size = 4
     """Blocks."""
-    n_heads: int = 4
+    n_heads: Size = 4
     """Filters a layer, each over `d_model / n_heads` channels; 0 is the flat layer, one filter and no projections."""
-    n_lags: int | None = None
+    n_lags: Count | None = None
     """Lags of each filter; `max_len` unless given. Fewer make the mixing matrix banded."""
-    kernel_size: int = 1
+    kernel_size: Count = 1
     """Neighbouring channels that each filter reads."""
     mix_layers: Literal[1, 2] = 1
     """Toeplitz products a layer; 2 is the ablation `T2 silu(T1 x + bias1) + bias2`."""
@@ -56,7 +54,7 @@ class TMMConfig:
     """Divide the product by the running sum of its lags; asks for `softplus`."""
     lag_init: Literal["normal", "shift", "decay"] = "normal"
     """Initial lags: N(0, 2/n) as in the paper, one shift a head, or exponential decays of several lengths."""
-    d_mlp: int | None = None
+    d_mlp: Count | None = None
     """Hidden width of the MLP; `4 * d_model` unless given."""
     activation: Literal["silu", "gelu_tanh"] = "silu"
     """Non-linearity of the MLP."""
@@ -71,29 +69,22 @@ class TMMConfig:
     linear_init: Literal["uniform", "scaled"] = "uniform"
     """Initial linear maps: uniform in +-1/sqrt(fan_in) as PyTorch's own, or N(0, 1/fan_in) without biases, where the
     two maps that end in the residual stream are divided by sqrt(2 n_layers)."""
-    embed_std: float = 1.0
+    embed_std: Annotated[float, Bounds(at_least=0)] = 1.0
     """Standard deviation of the initial embedding."""
     frozen: Literal["none", "lags", "projections"] = "none"
     """Parameters that training leaves as they were drawn (ablation)."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a model; every later stage relies on it."""
-        for name, hint in get_type_hints(type(self)).items():
-            _check_field(name, getattr(self, name), hint)
-        for name in ("vocab_size", "max_len", "d_model", "kernel_size"):
-            _require(getattr(self, name) >= 1, f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("n_layers", "n_heads"):
-            _require(getattr(self, name) >= 0, f"{name} must not be negative, and is {getattr(self, name)}")
-        for name in ("n_lags", "d_mlp"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, f"{name} must be at least 1, or None for its default; not {value}")
-        _require(
-            self.d_model % self.heads == 0,
-            f"n_heads={self.n_heads} does not divide d_model={self.d_model}: every head needs as many channels",
-        )
-        _require(not self.mean or self.softplus, "mean=True asks for softplus=True: only positive lags have a mean")
-        _require(not self.mean or self.kernel_size == 1, "mean=True asks for kernel_size=1")
-        _require(0 <= self.embed_std < math.inf, f"embed_std must be finite and not negative, and is {self.embed_std}")
+        super().__post_init__()
+        if self.d_model % self.heads:
+            raise InputError(
+                f"n_heads={self.n_heads} does not divide d_model={self.d_model}: every head needs as many channels"
+            )
+        if self.mean and not self.softplus:
+            raise InputError("mean=True asks for softplus=True: only positive lags have a mean")
+        if self.mean and self.kernel_size > 1:
+            raise InputError("mean=True asks for kernel_size=1")
 
     @property
     def heads(self) -> int:
@@ -135,25 +126,6 @@ class TMMConfig:
             raise NotFoundError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
         return cls.from_dict({**PRESETS[name], **changes})
 
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> TMMConfig:
-        """Return the configuration that `to_dict` wrote; missing fields have their defaults.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If a field is unknown, which is never dropped, or cannot be; see `TMMConfig`.
-        """
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(map(str, set(fields) - known))
-        if unknown:
-            raise InputError(f"unknown configuration fields {unknown}: the known ones are {sorted(known)}")
-        return cls(**fields)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every field as plain data, fit for JSON."""
-        return dataclasses.asdict(self)
-
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {
@@ -181,18 +153,3 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Whole models by name: `default` is the best that two CPU cores train in three minutes; the others are the paper's."""
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise InputError(message)
-
-
-def _check_field(name: str, value: object, hint: Any) -> None:
-    """Refuse what is not plain data of the field's type: a configuration is compared, hashed and written as JSON."""
-    types = get_args(hint) or ((int, float) if hint is float else (hint,))
-    if get_origin(hint) is Literal:
-        if (type(value), value) not in [(type(choice), choice) for choice in types]:
-            raise InputError(f"{name} must be one of {', '.join(map(repr, types))}, not {value!r}")
-    elif type(value) not in types:
-        raise InputTypeError(f"{name} must be {' or '.join(t.__name__ for t in types)}, not {value!r}")

@@ -63,10 +63,9 @@ def edit(**changes: object) -> Callable[[dict[str, object]], None]:
         (edit(yardsticks={"zlib": "cheap"}), "is damaged: 'yardsticks' is {'zlib': 'cheap'}"),
         (edit(finished="no"), "is damaged: 'finished' is 'no'"),
         (lambda d: d.pop("preset"), "is damaged: 'preset' is missing"),
-        (edit(source={}), "describes no run that can be used"),
         (lambda d: d["source"].update(colour="red"), "describes no run that can be used"),
         (lambda d: d["source"].update(held_out_bytes="x"), "describes no run that can be used"),
-        (lambda d: d["options"].update(precision="float16"), "--precision must be one of auto, float32, bfloat16"),
+        (lambda d: d["options"].update(precision="float16"), "precision must be one of auto, float32, bfloat16"),
         (lambda d: d["options"].update(batch="x"), "describes no run that can be used"),
         (lambda d: d["config"].update(d_model=-1), "describes no run that can be used (d_model must be"),
         (lambda d: d["config"].update(d_mlp=5), "its d_mlp is 5, there it is None"),
@@ -112,7 +111,7 @@ def test_a_text_that_is_not_the_one_trained_on_is_refused(
 def test_a_description_that_was_edited_is_refused_wherever_it_is_read(
     command: list[str], run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.describe(source={})
+    run.describe(source={"text": 3})
     assert main([command[0], str(run.folder), *command[1:]]) == 2
     assert "describes no run that can be used" in capsys.readouterr().err
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import Field, fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -217,31 +216,6 @@ def test_of_two_runs_that_begin_at_once_in_one_folder_one_does(tmp_path: Path, m
     Run.create(tmp_path / "run", "default")
     with pytest.raises(FileExistsError, match="is not empty: another run has just begun"):
         Run.create(tmp_path / "run", "default")
-
-
-# By annotation: what may stand in the file.
-_TAKEN = {
-    "int": (int,),
-    "int | None": (int, type(None)),
-    "float": (float, int),
-    "float | None": (float, int, type(None)),
-    "bool": (bool,),
-    "str": (str,),
-    "str | None": (str, type(None)),
-}
-
-
-@pytest.mark.parametrize("field", fields(TrainingOptions), ids=lambda field: field.name)
-def test_a_run_told_what_no_option_takes_is_refused(field: Field[object]) -> None:
-    """Dataclasses do not ask, and a run whose precision is "float16" would train in another."""
-    for value in ("float16", 2.5, 3, True, [], None, {}):
-        try:
-            options = TrainingOptions(**{field.name: value})
-        except ValueError as error:
-            assert str(error).startswith(f"--{field.name.replace('_', '-')} must be ")  # noqa: PT017  (some are taken)
-        else:
-            assert getattr(options, field.name) is value
-            assert type(value) in _TAKEN.get(str(field.type), ())
 
 
 def test_a_run_that_missed_only_its_end_is_finished(finished: Path, tmp_path: Path) -> None:
@@ -512,9 +486,3 @@ def test_two_processes_train_one_run(text: Path, tmp_path: Path) -> None:
     a, b = (read_tensors(folder / "model" / "model.safetensors") for folder in (out, alone))
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=2e-5, err_msg=name)
-
-
-def test_a_run_that_began_before_documents_were_kept_apart_goes_on_joining_them():
-    values = TrainingOptions().to_dict()
-    assert values.pop("join_documents") is False
-    assert TrainingOptions.from_dict(values).join_documents

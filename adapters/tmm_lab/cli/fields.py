@@ -1,4 +1,4 @@
-"""Options of the command line made from the fields of a dataclass: name, type, choices, and docstring as help."""
+"""Options of the command line made from the fields of a configuration: name, type, choices, and docstring as help."""
 
 from __future__ import annotations
 
@@ -8,44 +8,41 @@ import dataclasses
 import inspect
 import os
 import textwrap
-from collections.abc import Collection
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from itertools import pairwise
+from typing import Any
 
 from tmm_core.errors import InputError
+from tmm_core.fields import FieldType, field_types
 
 __all__ = ["add_fields", "as_text", "given_fields"]
 
-# What text an option takes, where it is no name.
-_METAVARS = {"prompt": "TEXT", "tokenizer": "FILE", "report_to": "NAMES"}
+_METAVARS = {int: "N", float: "X", str: "NAME", tuple: "FILE"}
+_METAVARS_BY_NAME = {"prompt": "TEXT", "tokenizer": "FILE", "report_to": "NAMES"}
 
 
-def add_fields(parser: argparse._ActionsContainer, cls: type, *, skip: Collection[str] = (), shown: Any = None) -> None:
+def add_fields(parser: argparse._ActionsContainer, cls: type, *, defaults: Any = None) -> None:
     """Add one option for each field of the dataclass `cls`; an option that is not given leaves no trace.
 
     A `bool` becomes `--name` and `--no-name`, a `Literal` a choice; underscores become dashes. The help shows the
-    values of the instance `shown` as defaults, where the fields' own are not those that apply.
+    fields' defaults, or those of the instance `defaults`.
     """
-    hints, notes = get_type_hints(cls), field_docstrings(cls)
+    types, notes = field_types(cls), field_docstrings(cls)
     for field in dataclasses.fields(cls):
-        if field.name in skip:
-            continue
-        value = field.default if shown is None else getattr(shown, field.name)
-        default = "" if value is None else f" (default: {value})"
-        help_text = (notes.get(field.name, "") + default).replace("%", "%%").replace("`", "")
+        default = getattr(defaults, field.name, field.default)
+        shown = "" if default in (None, ()) else f" (default: {default})"
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=field.name,
             default=argparse.SUPPRESS,
-            help=help_text,
-            **_argument(field.name, hints[field.name]),
+            help=(notes.get(field.name, "") + shown).replace("%", "%%").replace("`", ""),
+            **_argument(field.name, types[field.name]),
         )
 
 
 def given_fields(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
     """Return the fields of `cls` that the user gave."""
-    names = {field.name for field in dataclasses.fields(cls)}
-    return {name: value for name, value in vars(arguments).items() if name in names}
+    given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(cls) if f.name in arguments}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def as_text(option: str, value: str) -> str:
@@ -58,27 +55,21 @@ def as_text(option: str, value: str) -> str:
 
 def field_docstrings(cls: type) -> dict[str, str]:
     """Return the string literals that follow the fields of `cls`, read from its source."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    found: dict[str, str] = {}
-    name = None
-    for node in getattr(body, "body", []):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            name = node.target.id
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name is not None:
-            found[name] = " ".join(str(node.value.value).split())
-            name = None
-        else:
-            name = None
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    found = {}
+    for field, note in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+        match field, note:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(text))):
+                found[name] = " ".join(text.split())
     return found
 
 
-def _argument(name: str, hint: Any) -> dict[str, Any]:
-    """Return what argparse needs to read a value of the type `hint`."""
-    if hint is bool:
+def _argument(name: str, field: FieldType) -> dict[str, Any]:
+    """Return what argparse needs to read a value of the field."""
+    kind = field.types[0]
+    if kind is bool:
         return {"action": argparse.BooleanOptionalAction}
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
-        return {"choices": choices, "type": type(choices[0])}
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
-    metavar = {int: "N", float: "X", str: _METAVARS.get(name, "NAME")}[kinds[0]]
-    return {"type": kinds[0], "metavar": metavar}
+    if field.choices:
+        return {"choices": field.choices, "type": kind}
+    metavar = _METAVARS_BY_NAME.get(name, _METAVARS[kind])
+    return {"nargs": "+", "metavar": metavar} if kind is tuple else {"type": kind, "metavar": metavar}

@@ -47,12 +47,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="DIR",
         help="take up the run in DIR, or the newest one, from its newest intact checkpoint",
     )
-    text = parser.add_argument_group("text and tokens")
-    text.add_argument("--text", nargs="+", metavar="FILE", help="train on these text files, each one document")
-    add_fields(text, Source, skip=("text",))
+    add_fields(parser.add_argument_group("text and tokens"), Source)
     add_fields(parser.add_argument_group("training"), TrainingOptions)
     model = parser.add_argument_group("model", "each option changes a field of the preset; shown are the default's")
-    add_fields(model, TMMConfig, shown=TMMConfig.preset("default"))
+    add_fields(model, TMMConfig, defaults=TMMConfig.preset("default"))
     parser.set_defaults(run=run)
 
 
@@ -89,7 +87,7 @@ def _plan(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.prompt = as_text("--prompt", arguments.prompt)
     fields = given_fields(arguments, TMMConfig)
     config = TMMConfig.preset(preset, **fields)
-    source = Source(**{**given_fields(arguments, Source), "text": tuple(getattr(arguments, "text", ()))})
+    source = Source(**given_fields(arguments, Source))
     if source.tokenizer is None and source.vocab is None and "vocab_size" not in fields:
         # A preset with a larger vocabulary than bytes stands for a BPE of that size.
         larger = config.vocab_size > TMMConfig.preset("default").vocab_size

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tmm_core.errors import InputError, MissingFileError
+from tmm_core.fields import Bounds, Configuration, Count
 
 from .documents import dataset_documents, default_documents, read_documents
 
@@ -20,7 +21,7 @@ __all__ = ["Source"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(Configuration):
     """Describe a text; the fields are options of `tmm train`."""
 
     text: tuple[str, ...] = ()
@@ -33,34 +34,22 @@ class Source:
     """Which split of the data set."""
     dataset_column: str = "text"
     """The column of the data set that holds the text."""
-    max_bytes: int = 1_000_000_000
+    max_bytes: Count = 1_000_000_000
     """Most bytes to take from the data set."""
-    held_out_bytes: int = 65536
+    held_out_bytes: Count = 65536
     """Most bytes to hold out for evaluation."""
     tokenizer: str | None = None
     """A tokenizer.json of the tokenizers library; unless given, tokens are bytes and an end-of-text."""
-    vocab: int | None = None
+    vocab: Annotated[int, Bounds(at_least=257)] | None = None
     """Train a byte-level BPE with this many ids on the training text."""
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself, or is not there, before anything is read."""
+        """Refuse what contradicts itself, before anything is read."""
+        super().__post_init__()
         if self.text and self.dataset is not None:
             raise InputError("--text and --dataset are both given: choose one")
         if self.tokenizer is not None and self.vocab is not None:
             raise InputError("--tokenizer and --vocab are both given: take a tokenizer, or train one")
-        for name, least in (("max_bytes", 1), ("held_out_bytes", 1), ("vocab", 257)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"--{name.replace('_', '-')} must be at least {least}, and is {value}")
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Source:
-        """Return the source that `to_dict` wrote."""
-        return cls(**{**values, "text": tuple(values["text"])})
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return every field as plain data, fit for JSON."""
-        return {**asdict(self), "text": list(self.text)}
 
     @property
     def name(self) -> str:
