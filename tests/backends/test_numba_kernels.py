@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from tmm_backends._numba import correlation_kernels, operands, plans, product, threads
+from tmm_backends._numba import correlation_kernels, lanes, operands, plans, product, threads
 from tmm_backends._numba.butterflies import join, split
 
 RNG = np.random.default_rng(0)
@@ -104,7 +104,7 @@ def test_spectra_are_values_at_the_roots_of_i_each_once_and_go_back(length, dtyp
     w = RNG.standard_normal((3, length)).astype(dtype)
     w[0] = np.arange(length) == 1  # the polynomial z, whose values are the roots themselves
     filters = filters_of(w, kind)
-    rows = product.spectra_of(filters, kind, length, 1)
+    rows = product.filter_spectra(filters, kind, length, 1)
     values = rows.view(f"complex{2 * rows.itemsize * 8}").astype(complex) * length * filters.scales[:, None]
     turns = np.angle(values[0]) / (2 * np.pi) * length - 1 / 4
     order = np.rint(turns).astype(int) % length
@@ -113,7 +113,7 @@ def test_spectra_are_values_at_the_roots_of_i_each_once_and_go_back(length, dtyp
     expected = length * np.fft.ifft(w.astype(float) * phases)[:, order]
     error = np.abs(values - expected).max(axis=1) / np.linalg.norm(w.astype(float), axis=1)
     assert error.max() <= 2 * eps * np.log2(length)
-    conjugates = product.spectra_of(filters, kind, length, -1).view(f"complex{2 * rows.itemsize * 8}")
+    conjugates = product.filter_spectra(filters, kind, length, -1).view(f"complex{2 * rows.itemsize * 8}")
     np.testing.assert_array_equal(conjugates, rows.view(conjugates.dtype).conj())
     back = lags_of(rows, kind, length) * filters.scales
     np.testing.assert_allclose(back.T, w, atol=4 * eps * np.log2(length))
@@ -121,18 +121,17 @@ def test_spectra_are_values_at_the_roots_of_i_each_once_and_go_back(length, dtyp
 
 def lags_of(spectra, kind, length):
     """Transform spectra, divided by the length, back by the compiled kernel."""
-    plan = plans.plan(length, kind.computed.__name__)
-    buffer, notes = product.buffers(kind, length, 1)
-    out = np.empty((length, len(spectra)), kind.computed)
-    correlation_kernels.lags(
-        (kind.computed(0),), spectra, 0, -(-len(spectra) // kind.lanes), plan.constants, plan.steps, buffer, notes, out
-    )
+    plan = plans.plan(length, kind.compute_dtype)
+    buffer, scratch = product.transform_buffers(kind, length, 1)
+    out = np.empty((length, len(spectra)), kind.compute_dtype)
+    tag, jobs = (lanes.DTYPE_TAGS[kind.compute_dtype.name],), -(-len(spectra) // kind.lanes)
+    correlation_kernels.inverse_transform(tag, spectra, 0, jobs, plan.constants, plan.steps, buffer, scratch, out)
     return out
 
 
 @pytest.mark.parametrize("length", [1024, 5 << 6, 9 << 5, 15 << 6])
 def test_constants_are_roots_of_unity_to_a_unit_in_the_last_place(length):
-    constants = plans.plan(length, "float64").constants.view(complex)
+    constants = plans.plan(length, np.dtype(np.float64)).constants.view(complex)
     phases = np.rint(np.angle(constants) / (2 * np.pi) * 4 * length)
     exact = np.asarray([complex(mpmath.expjpi(mpmath.mpf(phase) / (2 * length))) for phase in phases])
     assert np.abs(constants - exact).max() <= 1.5 * 2.0**-52

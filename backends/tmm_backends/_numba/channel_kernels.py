@@ -12,13 +12,13 @@ import numpy as np
 from .compile import device_function, kernel
 from .lanes import broadcast, load, store, total, width, zeros
 from .passes import forward, inverse, load_signal, store_signal
-from .product_kernels import safe
+from .product_kernels import in_range
 
-__all__ = ["correlate_neighbours", "product_of_neighbours"]
+__all__ = ["correlate_across_channels", "product_across_channels"]
 
 
 @device_function
-def move_in(window, buffer, above):
+def shift_window(window, buffer, above):
     """Shift the window by a register, and take in the spectra of a buffer: above its channels, or below them."""
     lanes = width(buffer)
     rest = window.shape[2] - lanes
@@ -58,7 +58,7 @@ def filter_window(window, buffer, filters, first, kernel_size, below):
 
 
 @kernel
-def product_of_neighbours(
+def product_across_channels(
     dtype_tags, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
     filters, kernel_size, scales, adjoint, packed, constants, steps, low, high, buffer, window, scratch, unsafe,
 ):  # fmt: skip
@@ -80,11 +80,11 @@ def product_of_neighbours(
             peak = load_signal(
                 dtype_tags[0], x + x_at + channel * x_lane, x_time, x_lane, count, n, buffer, quarter, constants
             )
-            if not safe(peak, low, high, scratch):
+            if not in_range(peak, low, high, scratch):
                 unsafe[job] = True
                 break
             forward(buffer, steps, constants)
-            move_in(window, buffer, not adjoint)
+            shift_window(window, buffer, not adjoint)
             filter_window(window, buffer, filters, head * kernel_size, kernel_size, not adjoint)
             inverse(buffer, steps, constants)
             store_signal(
@@ -93,7 +93,7 @@ def product_of_neighbours(
 
 
 @kernel
-def correlate_neighbours(
+def correlate_across_channels(
     dtype_tags, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel_size, chunks, first, last,
     packed_x, packed_g, constants, steps, low, high, x_buffer, g_buffer, window, totals, scratch, peaks, out,
 ):  # fmt: skip
@@ -117,18 +117,18 @@ def correlate_neighbours(
                 peak = load_signal(
                     dtype_tags[0], x + x_at + channel * x_lane, x_time, x_lane, x_count, n, x_buffer, quarter, constants
                 )
-                ok = safe(peak, low, high, scratch)
+                ok = in_range(peak, low, high, scratch)
                 x_peak = scratch.max()
                 peak = load_signal(
                     dtype_tags[1], g + g_at + channel * g_lane, g_time, g_lane, g_count, n, g_buffer, quarter, constants
                 )
-                ok = safe(peak, low, high, scratch) and ok
+                ok = in_range(peak, low, high, scratch) and ok
                 peaks[chunk] += np.float64(x_peak) * scratch.max() if ok else np.nan
                 if not ok:
                     break
                 forward(x_buffer, steps, constants)
                 forward(g_buffer, steps, constants)
-                move_in(window, x_buffer, True)
+                shift_window(window, x_buffer, True)
                 for i in range(window.shape[0]):
                     g_re, g_im = load(g_buffer, 2 * i * lanes), load(g_buffer, (2 * i + 1) * lanes)
                     for r in range(kernel_size):

@@ -14,10 +14,10 @@ from . import channel_kernels, correlation_kernels
 from .lanes import DTYPE_TAGS
 from .operands import Arithmetic, Groups, Signals, aligned_empty
 from .plans import plan
-from .product import buffers, threads_for, window_of
+from .product import threads_for, transform_buffers, window_buffer
 from .threads import parallel_for
 
-__all__ = ["Correlation"]
+__all__ = ["SignalCorrelation"]
 
 Array = NDArray[Any]
 
@@ -48,7 +48,7 @@ def _scaled_sums(rows: Array, owners: list[int], count: int) -> tuple[Array, lis
 
 
 @dataclass(frozen=True)
-class Correlation:
+class SignalCorrelation:
     """The correlation of some signals, as spectra that are added up and transformed back once."""
 
     arithmetic: Arithmetic
@@ -70,18 +70,18 @@ class Correlation:
         That is, for each head, the sum over signals and channels of the products of their largest magnitudes, or NaN
         where one might leave the range of transforms, or is not finite, and was left out.
         """
-        partial, owners, peaks = self._over_groups(length) if self.kernel_size == 1 else self._over_heads(length)
-        steps = plan(length, self.arithmetic.computed.__name__)
+        partial, owners, peaks = self._over_groups(length) if self.kernel_size == 1 else self._across_channels(length)
+        steps = plan(length, self.arithmetic.compute_dtype)
         spectra, exponents = _scaled_sums(partial, owners, self.heads * self.kernel_size)
         del partial
-        out = np.empty((min(self.lags, length), len(spectra)), self.arithmetic.computed)
+        out = np.empty((min(self.lags, length), len(spectra)), self.arithmetic.compute_dtype)
 
         def worker() -> Callable[[int, int], None]:
-            buffer, scratch = buffers(self.arithmetic, length, 1)
+            buffer, scratch = transform_buffers(self.arithmetic, length, 1)
 
             def work(first: int, last: int) -> None:
-                correlation_kernels.lags(
-                    (self.arithmetic.computed(0),),
+                correlation_kernels.inverse_transform(
+                    (DTYPE_TAGS[self.arithmetic.compute_dtype.name],),
                     spectra,
                     first,
                     last,
@@ -126,14 +126,14 @@ class Correlation:
         packed = x.strides[-1] == x.itemsize and g.strides[-1] == g.itemsize
         groups = Groups.of(x.shape[-1], self.heads, arithmetic.lanes, packed=packed)
         chunks, owners = self._chunks([tuple(range(lane[0], lane[-1] + 1)) for lane in groups.heads.tolist()])
-        out = np.zeros((len(owners), 2 * length), arithmetic.computed)
+        out = np.zeros((len(owners), 2 * length), arithmetic.compute_dtype)
         peaks = np.zeros((len(chunks), arithmetic.lanes))
         signals, rows = self.signals.rows(x, g), groups.rows(x.strides[-1], g.strides[-1])
-        steps = plan(length, arithmetic.computed.__name__)
+        steps = plan(length, arithmetic.compute_dtype)
 
         def worker() -> Callable[[int, int], None]:
-            *memory, _ = buffers(arithmetic, length, 3)
-            scratch = aligned_empty((2 * arithmetic.lanes,), arithmetic.computed)
+            *memory, _ = transform_buffers(arithmetic, length, 3)
+            scratch = aligned_empty((2 * arithmetic.lanes,), arithmetic.compute_dtype)
 
             def work(first: int, last: int) -> None:
                 correlation_kernels.correlate(
@@ -149,23 +149,23 @@ class Correlation:
         np.add.at(totals, groups.heads[chunks[:, 2]], peaks)
         return out, owners, totals
 
-    def _over_heads(self, length: int) -> tuple[Array, list[int], Array]:
+    def _across_channels(self, length: int) -> tuple[Array, list[int], Array]:
         """Do the same for filters that read neighbouring channels."""
         x, g, arithmetic, kernel_size = self.x, self.g, self.arithmetic, self.kernel_size
         channels = x.shape[-1] // self.heads
         chunks, owners = self._chunks([tuple(range(i * kernel_size, (i + 1) * kernel_size)) for i in range(self.heads)])
-        out = np.zeros((len(owners), 2 * length), arithmetic.computed)
+        out = np.zeros((len(owners), 2 * length), arithmetic.compute_dtype)
         peaks = np.zeros(len(chunks))
         signals = self.signals.rows(x, g)
-        steps = plan(length, arithmetic.computed.__name__)
+        steps = plan(length, arithmetic.compute_dtype)
 
         def worker() -> Callable[[int, int], None]:
-            x_buffer, g_buffer, scratch = buffers(arithmetic, length, 2)
-            window = window_of(arithmetic, length, kernel_size)
-            totals = aligned_empty((kernel_size, 2 * arithmetic.lanes * length), arithmetic.computed)
+            x_buffer, g_buffer, scratch = transform_buffers(arithmetic, length, 2)
+            window = window_buffer(arithmetic, length, kernel_size)
+            totals = aligned_empty((kernel_size, 2 * arithmetic.lanes * length), arithmetic.compute_dtype)
 
             def work(first: int, last: int) -> None:
-                channel_kernels.correlate_neighbours(
+                channel_kernels.correlate_across_channels(
                     self.dtype_tags, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, self.heads, channels, kernel_size, chunks, first, last,
                     x.strides[-1] == x.itemsize, g.strides[-1] == g.itemsize, steps.constants, steps.steps,

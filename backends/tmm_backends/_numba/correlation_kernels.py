@@ -12,9 +12,9 @@ from . import passes
 from .compile import device_function, kernel
 from .lanes import load, total, width
 from .passes import inverse, load_signal, store_signal
-from .product_kernels import safe
+from .product_kernels import in_range
 
-__all__ = ["correlate", "lags"]
+__all__ = ["correlate", "inverse_transform"]
 
 
 @kernel
@@ -39,22 +39,22 @@ def correlate(
                 x_peak = load_signal(
                     dtype_tags[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants
                 )
-                ok = safe(x_peak, low, high, scratch[lanes:])
+                ok = in_range(x_peak, low, high, scratch[lanes:])
                 g_peak = load_signal(
                     dtype_tags[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants
                 )
-                ok = safe(g_peak, low, high, scratch) and ok
+                ok = in_range(g_peak, low, high, scratch) and ok
                 if ok:
                     passes.correlate(sums, x_buffer, g_buffer, steps, constants)
                     for lane in range(lanes):
                         peaks[chunk, lane] += np.float64(scratch[lane]) * scratch[lanes + lane]
                 else:
                     peaks[chunk] = np.nan
-        gather(sums, heads[first_group], groups[first_group, 3], out, row)
+        reduce_lanes(sums, heads[first_group], groups[first_group, 3], out, row)
 
 
 @device_function
-def gather(sums, heads, filter, out, row):
+def reduce_lanes(sums, heads, filter, out, row):
     """Add up the lanes of each filter, from row `row` on of `out`."""
     lanes = width(sums)
     for i in range(out.shape[1] // 2):
@@ -69,7 +69,7 @@ def gather(sums, heads, filter, out, row):
 
 
 @kernel
-def lags(dtype_tags, spectra, first, last, constants, steps, buffer, scratch, out):
+def inverse_transform(dtype_tags, spectra, first, last, constants, steps, buffer, scratch, out):
     """Transform spectra back: `out[j, f]` is the length times lag j of filter f; a job is a register of filters."""
     lanes, length = width(buffer), spectra.shape[1] // 2
     scratch[:] = 1

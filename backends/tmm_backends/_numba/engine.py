@@ -15,10 +15,10 @@ from tmm_core._arrays import properties as arrays
 from tmm_core._definition import toeplitz
 from tmm_core.backend import Method, Request
 
-from .correlation import Correlation
+from .correlation import SignalCorrelation
 from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned_empty, aligned_zeros
 from .plans import fast_length
-from .product import Product
+from .product import SignalProduct
 from .streaming import Streams
 from .target import CONVERTS_HALVES
 
@@ -89,8 +89,8 @@ class NumbaEngine:
         if not filters.unsafe.all():
             lags = filters.lags if filters.kernel_size == 1 else None
             for direct, size, which in _methods(signals.length, lags):
-                call = Product(arithmetic, x, y, signals[which], filters, adjoint)
-                method = call.directly if direct else call.over_neighbours if lags is None else call.by_transforms
+                call = SignalProduct(arithmetic, x, y, signals[which], filters, adjoint)
+                method = call.by_direct_sums if direct else call.across_channels if lags is None else call.by_transforms
                 undone[which] = method(size)
         undone |= filters.unsafe
         if undone.any():
@@ -126,7 +126,7 @@ class NumbaEngine:
         signals, used = _signals(x, segment_ids), min(lags, x.shape[-2])
         peaks = np.zeros(heads)
         for _, size, which in _methods(signals.length, None):
-            peaks += Correlation(arithmetic, x, g, signals[which], heads, kernel_size, used).add_to(c, size)
+            peaks += SignalCorrelation(arithmetic, x, g, signals[which], heads, kernel_size, used).add_to(c, size)
         with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
             c = c.astype(dtype)
         width = x.shape[-1] // heads
@@ -150,7 +150,7 @@ def _in(arithmetic: Arithmetic, a: Array) -> Array:
     """Return an array in a dtype that kernels read: one that is computed in the dtype that the result is."""
     if a.dtype.name == "float16" and not CONVERTS_HALVES:
         a = a.astype(np.float32)
-    return a if ARITHMETIC[a.dtype.name].computed == arithmetic.computed else a.astype(arithmetic.name)
+    return a if ARITHMETIC[a.dtype.name].compute_dtype == arithmetic.compute_dtype else a.astype(arithmetic.name)
 
 
 def _signals(x: Array, segment_ids: Array | None) -> Signals:

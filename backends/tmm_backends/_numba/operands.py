@@ -31,7 +31,7 @@ class Arithmetic:
 
     name: str
     """Name of the dtype of signals and results."""
-    computed: type[Any]
+    compute_dtype: np.dtype[Any]
     """The dtype of buffers and filters: halves are computed in float32."""
     lanes: int
     """Numbers of a register."""
@@ -39,14 +39,14 @@ class Arithmetic:
     """The least magnitude of a signal, other than zero, that is safe to transform."""
     highest: float
     """The largest magnitude of a signal that is safe to transform."""
-    gain: int
+    max_exponent: int
     """The largest exponent, up or down, of a filter that is safe to use."""
 
 
 def _arithmetic(name: str) -> Arithmetic:
     if name == "float64":
-        return Arithmetic(name, np.float64, WIDTHS[types.float64], 2.0**-800, 2.0**400, 400)
-    return Arithmetic(name, np.float32, WIDTHS[types.float32], 2.0**-100, 2.0**38, 40)
+        return Arithmetic(name, np.dtype(np.float64), WIDTHS[types.float64], 2.0**-800, 2.0**400, 400)
+    return Arithmetic(name, np.dtype(np.float32), WIDTHS[types.float32], 2.0**-100, 2.0**38, 40)
 
 
 ARITHMETIC = {name: _arithmetic(name) for name in DTYPE_TAGS}
@@ -57,35 +57,37 @@ ARITHMETIC = {name: _arithmetic(name) for name in DTYPE_TAGS}
 class Filters:
     """Lags scaled by exact powers of two, so that the largest of each head lies between a half and one."""
 
-    unit: NDArray[Any]
+    normalized: NDArray[Any]
     """(h * m, k), scaled, in the dtype of computation."""
     scales: NDArray[Any]
     """(h,), what results are multiplied by."""
     heads: int
     kernel_size: int
     unsafe: NDArray[np.bool_]
-    """(h,), whose lags are not finite, or out of range; their `unit` is zero."""
+    """(h,), whose lags are not finite, or out of range; their `normalized` is zero."""
 
     @property
     def lags(self) -> int:
         """Lags of each filter."""
-        return int(self.unit.shape[1])
+        return int(self.normalized.shape[1])
 
     @classmethod
     def of(cls, w: NDArray[Any], arithmetic: Arithmetic) -> Filters:
         """Scale the filters `w`, `(h, m, k)`."""
         heads, kernel_size, lags = w.shape
-        w = w.astype(arithmetic.computed, order="C")  # kernels find filter after filter in memory
+        w = w.astype(arithmetic.compute_dtype, order="C")  # kernels find filter after filter in memory
         rows = np.max(np.abs(w), axis=2)
         peaks = np.max(rows, axis=1)
         exponents = np.where(np.isfinite(peaks), np.frexp(peaks)[1], 0)
         # A row that is faint beside others is read alone where their channels are silent.
-        faint = (rows > 0) & (np.frexp(rows)[1] < exponents[:, None] - arithmetic.gain // 2)
-        unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > arithmetic.gain) | np.any(faint, axis=1)
+        faint = (rows > 0) & (np.frexp(rows)[1] < exponents[:, None] - arithmetic.max_exponent // 2)
+        unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > arithmetic.max_exponent) | np.any(faint, axis=1)
         exponents[unsafe] = 0
         w[unsafe] = 0
-        unit = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel_size, lags)
-        return cls(unit, np.ldexp(np.ones(heads, arithmetic.computed), exponents), heads, kernel_size, unsafe)
+        normalized = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel_size, lags)
+        return cls(
+            normalized, np.ldexp(np.ones(heads, arithmetic.compute_dtype), exponents), heads, kernel_size, unsafe
+        )
 
 
 @dataclass(frozen=True)

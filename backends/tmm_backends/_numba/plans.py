@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["JOIN", "LEAF", "LEAVES", "SHORTEST", "SPLIT", "Plan", "fast_length", "plan"]
+__all__ = ["JOIN", "LEAF", "LEAVES", "SHORTEST", "SPLIT", "TransformPlan", "fast_length", "plan"]
 
 Ints = NDArray[np.int64]
 
@@ -30,7 +31,7 @@ SPLIT, LEAVES, JOIN = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Plan:
+class TransformPlan:
     """The passes for one length, for the entries of a buffer of `length` complex vectors."""
 
     length: int
@@ -55,12 +56,12 @@ def fast_length(n: int) -> int:
     return power
 
 
-def plan(length: int, dtype: str) -> Plan:
+def plan(length: int, dtype: np.dtype[Any]) -> TransformPlan:
     """Return the plan for a fast length, its constants in `dtype`: 8 to 16 bytes a coefficient, kept for a while."""
     return (_short_plan if length <= 1 << 14 else _long_plan)(length, dtype)
 
 
-def _plan(length: int, dtype: str) -> Plan:
+def _plan(length: int, dtype: np.dtype[Any]) -> TransformPlan:
     radices = _radices(length // 4)
     turn = 4 * length  # all phases are whole numbers of its parts
     phases = np.asarray([length])  # z^N - i: i is a quarter of a turn
@@ -92,7 +93,7 @@ def _plan(length: int, dtype: str) -> Plan:
     else:
         rows.append((LEAVES, 4, 0, LEAF, starts[-1]))
     numbers = _unit(np.concatenate([c.ravel() for c in constants]), turn)
-    return Plan(length, np.asarray(rows, np.int64), numbers.astype(dtype))
+    return TransformPlan(length, np.asarray(rows, np.int64), numbers.astype(dtype))
 
 
 _short_plan, _long_plan = functools.lru_cache(maxsize=64)(_plan), functools.lru_cache(maxsize=4)(_plan)

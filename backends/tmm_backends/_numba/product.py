@@ -17,7 +17,7 @@ from .passes import TILE
 from .plans import plan
 from .threads import parallel_for, thread_count
 
-__all__ = ["Product", "buffers", "spectra_of", "threads_for", "window_of"]
+__all__ = ["SignalProduct", "filter_spectra", "threads_for", "transform_buffers", "window_buffer"]
 
 Array = NDArray[Any]
 
@@ -30,27 +30,28 @@ def threads_for(entries: int) -> int:
     return 1 if entries < SMALL else thread_count()
 
 
-def buffers(arithmetic: Arithmetic, length: int, count: int) -> tuple[Array, ...]:
+def transform_buffers(arithmetic: Arithmetic, length: int, count: int) -> tuple[Array, ...]:
     """Return memory for `count` transforms at a time, and for the scratch of a thread."""
     return (
-        *(aligned_empty((2 * arithmetic.lanes * length,), arithmetic.computed) for _ in range(count)),
-        aligned_empty((arithmetic.lanes,), arithmetic.computed),
+        *(aligned_empty((2 * arithmetic.lanes * length,), arithmetic.compute_dtype) for _ in range(count)),
+        aligned_empty((arithmetic.lanes,), arithmetic.compute_dtype),
     )
 
 
-def spectra_of(filters: Filters, arithmetic: Arithmetic, length: int, sign: int) -> Array:
+def filter_spectra(filters: Filters, arithmetic: Arithmetic, length: int, sign: int) -> Array:
     """Return the spectra of all filters, `(h * m, 2 length)`, divided by the length; conjugates for a sign of -1."""
-    steps = plan(length, arithmetic.computed.__name__)
-    out = np.empty((len(filters.unit), 2 * length), arithmetic.computed)
+    dtype = arithmetic.compute_dtype
+    tags = (DTYPE_TAGS[dtype.name],)
+    steps, out = plan(length, dtype), np.empty((len(filters.normalized), 2 * length), dtype)
     lags = min(filters.lags, length)
 
     def worker() -> Callable[[int, int], None]:
-        buffer, _ = buffers(arithmetic, length, 1)
+        buffer, _ = transform_buffers(arithmetic, length, 1)
 
         def work(first: int, last: int) -> None:
             product_kernels.spectra(
-                (arithmetic.computed(0),), filters.unit.ctypes.data, filters.lags, lags, len(out), first, last, sign,
-                steps.constants, steps.steps, buffer, out,
+                tags, filters.normalized.ctypes.data, filters.lags, lags, len(out), first, last, sign, steps.constants,
+                steps.steps, buffer, out,
             )  # fmt: skip
 
         return work
@@ -60,7 +61,7 @@ def spectra_of(filters: Filters, arithmetic: Arithmetic, length: int, sign: int)
 
 
 @dataclass(frozen=True)
-class Product:
+class SignalProduct:
     """The product or the adjoint of some signals; each method returns which `(signal, head)` it left undone."""
 
     arithmetic: Arithmetic
@@ -112,12 +113,12 @@ class Product:
 
     def by_transforms(self, length: int) -> Array:
         """Multiply in the frequency domain, by transforms of a length."""
-        steps = plan(length, self.arithmetic.computed.__name__)
-        spectra = spectra_of(self.filters, self.arithmetic, length, -1 if self.adjoint else 1)
+        steps = plan(length, self.arithmetic.compute_dtype)
+        spectra = filter_spectra(self.filters, self.arithmetic, length, -1 if self.adjoint else 1)
 
         def memory() -> tuple[Array, ...]:
-            buffer, scratch = buffers(self.arithmetic, length, 1)
-            return buffer, aligned_empty((TILE, 2 * self.arithmetic.lanes), self.arithmetic.computed), scratch
+            buffer, scratch = transform_buffers(self.arithmetic, length, 1)
+            return buffer, aligned_empty((TILE, 2 * self.arithmetic.lanes), self.arithmetic.compute_dtype), scratch
 
         def run(*arguments: Any) -> None:
             *most, buffer, tile, scratch, unsafe = arguments
@@ -128,15 +129,15 @@ class Product:
 
         return self._over_groups(run, memory, length, by_group=False)
 
-    def directly(self, length: int) -> Array:
+    def by_direct_sums(self, length: int) -> Array:
         """Multiply by direct sums, for signals up to a length."""
         lags = min(self.filters.lags, length)
         rows = product_kernels.BEFORE + lags + product_kernels.AFTER
-        padded = np.zeros((self.filters.heads, rows), self.arithmetic.computed)
-        padded[:, product_kernels.BEFORE : product_kernels.BEFORE + lags] = self.filters.unit[:, :lags]
+        padded = np.zeros((self.filters.heads, rows), self.arithmetic.compute_dtype)
+        padded[:, product_kernels.BEFORE : product_kernels.BEFORE + lags] = self.filters.normalized[:, :lags]
 
         def memory() -> tuple[Array, ...]:
-            lanes, dtype = self.arithmetic.lanes, self.arithmetic.computed
+            lanes, dtype = self.arithmetic.lanes, self.arithmetic.compute_dtype
             buffer = aligned_empty(((length + product_kernels.OUTPUTS) * lanes,), dtype)
             own = aligned_empty((rows if self.groups.mixed else 0, lanes), dtype)
             return buffer, own, aligned_empty((lanes,), dtype)
@@ -150,21 +151,21 @@ class Product:
 
         return self._over_groups(run, memory, length, by_group=self.groups.mixed)
 
-    def over_neighbours(self, length: int) -> Array:
+    def across_channels(self, length: int) -> Array:
         """Multiply by filters that read neighbouring channels."""
-        steps = plan(length, self.arithmetic.computed.__name__)
-        spectra = spectra_of(self.filters, self.arithmetic, length, -1 if self.adjoint else 1)
+        steps = plan(length, self.arithmetic.compute_dtype)
+        spectra = filter_spectra(self.filters, self.arithmetic, length, -1 if self.adjoint else 1)
         heads = self.filters.heads
         channels = self.x.shape[-1] // heads
         unsafe = np.zeros((len(self.signals), heads), bool)
         signals, packed = self.signals.rows(self.x, self.y), self.x.strides[-1] == self.x.itemsize
 
         def worker() -> Callable[[int, int], None]:
-            buffer, scratch = buffers(self.arithmetic, length, 1)
-            window = window_of(self.arithmetic, length, self.filters.kernel_size)
+            buffer, scratch = transform_buffers(self.arithmetic, length, 1)
+            window = window_buffer(self.arithmetic, length, self.filters.kernel_size)
 
             def work(first: int, last: int) -> None:
-                channel_kernels.product_of_neighbours(
+                channel_kernels.product_across_channels(
                     self.dtype_tags, self.x.ctypes.data, self.x.strides[-2], self.x.strides[-1], self.y.ctypes.data,
                     self.y.strides[-2], self.y.itemsize, signals, heads, channels, first, last,
                     spectra, self.filters.kernel_size, self.filters.scales, self.adjoint, packed, steps.constants,
@@ -178,7 +179,7 @@ class Product:
         return unsafe
 
 
-def window_of(arithmetic: Arithmetic, length: int, kernel_size: int) -> Array:
+def window_buffer(arithmetic: Arithmetic, length: int, kernel_size: int) -> Array:
     """Return memory for the spectra of a register of channels and of the neighbours that a kernel reads with it."""
     registers = 1 + -(-(kernel_size - 1) // arithmetic.lanes)
-    return aligned_empty((length, 2, registers * arithmetic.lanes), arithmetic.computed)
+    return aligned_empty((length, 2, registers * arithmetic.lanes), arithmetic.compute_dtype)

@@ -33,11 +33,11 @@ from .passes import (
 )
 from .target import FAST
 
-__all__ = ["AFTER", "BEFORE", "job_of", "lane_by_lane", "product", "product_directly", "safe", "spectra"]
+__all__ = ["AFTER", "BEFORE", "gather_lanes", "in_range", "product", "product_directly", "spectra", "unravel_job"]
 
 
 @device_function
-def job_of(job, signals, groups, by_group):
+def unravel_job(job, signals, groups, by_group):
     """Return the signal and the group of a job."""
     if by_group:
         return job % signals.shape[0], job // signals.shape[0]
@@ -45,7 +45,7 @@ def job_of(job, signals, groups, by_group):
 
 
 @device_function
-def safe(peak, low, high, scratch):
+def in_range(peak, low, high, scratch):
     """Return whether the largest magnitudes of all lanes are zero or between two bounds."""
     store(scratch, 0, peak)
     for lane in range(width(scratch)):  # noqa: SIM110  (Numba compiles loops faster than generators)
@@ -55,7 +55,7 @@ def safe(peak, low, high, scratch):
 
 
 @device_function
-def lane_by_lane(values, heads, scratch):
+def gather_lanes(values, heads, scratch):
     """Return, in each lane, the value of its filter."""
     for lane in range(width(scratch)):
         scratch[lane] = values[heads[lane]]
@@ -90,18 +90,18 @@ def product(
     """Multiply by transforms, and note the jobs whose numbers may leave the range of transforms, which stay undone."""
     quarter = filters.shape[1] // 8
     for job in range(first, last):
-        signal, group = job_of(job, signals, groups, by_group)
+        signal, group = unravel_job(job, signals, groups, by_group)
         x_at, y_at, n = signals[signal]
         x_group, y_group, count, filter = groups[group]
         peak = load_signal(dtype_tags[0], x + x_at + x_group, x_time, x_lane, count, n, buffer, quarter, constants)
-        if not safe(peak, low, high, scratch):
+        if not in_range(peak, low, high, scratch):
             unsafe[job] = True
             continue
         if filter >= 0:
             convolve(buffer, steps, constants, filters[filter])
         else:
             convolve_each(buffer, steps, constants, filters, heads[group], tile)
-        scale = lane_by_lane(scales, heads[group], scratch)
+        scale = gather_lanes(scales, heads[group], scratch)
         store_signal(dtype_tags[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
 
 
@@ -116,7 +116,7 @@ BEFORE, AFTER = OUTPUTS - 1, OUTPUTS + INPUTS
 
 
 @intrinsic
-def tile(typingctx: Any, sums: Any, signal: Any, at: Any, lags: Any, lag: Any) -> Any:
+def accumulate_tile(typingctx: Any, sums: Any, signal: Any, at: Any, lags: Any, lag: Any) -> Any:
     """Return `sums[i]` plus `lags[lag + i - l] * signal[at + l]`, summed over l < INPUTS.
 
     `lags` are numbers for all lanes, or rows of one a lane, as those of `signal`.
@@ -149,7 +149,7 @@ def tile(typingctx: Any, sums: Any, signal: Any, at: Any, lags: Any, lag: Any) -
 
 
 @device_function
-def sums(signal, n, lags, count, dtype_tag, y, y_time, channels, scale):
+def direct_sums(signal, n, lags, count, dtype_tag, y, y_time, channels, scale):
     """Write the outputs of a signal in memory, of `n` rows and zeros up to a whole tile, for `count` lags."""
     zero = zeros(signal)
     for t in range(0, n, OUTPUTS):
@@ -157,7 +157,7 @@ def sums(signal, n, lags, count, dtype_tag, y, y_time, channels, scale):
         for begin in range(max(0, t - count + 1) // INPUTS * INPUTS, t + OUTPUTS, RUN):
             total = nothing
             for s in range(begin, min(begin + RUN, t + OUTPUTS), INPUTS):
-                total = tile(total, signal, s, lags, BEFORE + t - s)
+                total = accumulate_tile(total, signal, s, lags, BEFORE + t - s)
             a, b, c, d = a + total[0], b + total[1], c + total[2], d + total[3]
             e, f, g, h = e + total[4], f + total[5], g + total[6], h + total[7]
         if channels == 0:
@@ -189,7 +189,7 @@ def product_directly(
     lanes = width(buffer)
     at_hand = -1
     for job in range(first, last):
-        signal, group = job_of(job, signals, groups, by_group)
+        signal, group = unravel_job(job, signals, groups, by_group)
         x_at, y_at, n = signals[signal]
         x_group, y_group, channels, filter = groups[group]
         x_from, y_from, x_step, y_step = x + x_at + x_group, y + y_at + y_group, x_time, y_time
@@ -203,16 +203,16 @@ def product_directly(
                 lanes_of_t = load_partial_at(dtype_tags[0], x_from, x_step, x_lane, channels, t, n, buffer)
             peak = magnitude(peak, lanes_of_t)
             store(buffer, t * lanes, lanes_of_t)
-        if not safe(peak, low, high, scratch):
+        if not in_range(peak, low, high, scratch):
             unsafe[job] = True
             continue
-        scale = lane_by_lane(scales, heads[group], scratch)
+        scale = gather_lanes(scales, heads[group], scratch)
         if filter >= 0:
-            sums(buffer, n, lags[filter], count, dtype_tags[1], y_from, y_step, channels, scale)
+            direct_sums(buffer, n, lags[filter], count, dtype_tags[1], y_from, y_step, channels, scale)
         else:
             if group != at_hand:
                 at_hand = group
                 for lane in range(lanes):
                     for j in range(own.shape[0]):
                         own[j, lane] = lags[heads[group, lane], j]
-            sums(buffer, n, own, count, dtype_tags[1], y_from, y_step, channels, scale)
+            direct_sums(buffer, n, own, count, dtype_tags[1], y_from, y_step, channels, scale)

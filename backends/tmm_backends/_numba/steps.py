@@ -19,9 +19,9 @@ from .compile import device_function, kernel
 from .intrinsics import join_reals
 from .lanes import broadcast, load, magnitude, read, read_partial, store, width, write, write_partial, zeros
 from .passes import convolve, convolve_each, load_signal
-from .product_kernels import RUN, lane_by_lane, safe
+from .product_kernels import RUN, gather_lanes, in_range
 
-__all__ = ["ELSEWHERE", "TILE", "add_tile", "step", "step_of_neighbours"]
+__all__ = ["ELSEWHERE", "TILE", "add_tile", "step", "step_across_channels"]
 
 
 @intrinsic
@@ -208,7 +208,7 @@ def step(dtype_tags, tape, at, x, y, pieces, lags, first, last):
 
 
 @kernel
-def step_of_neighbours(dtype_tags, tape, at, x, y, pieces, lags, first, last):
+def step_across_channels(dtype_tags, tape, at, x, y, pieces, lags, first, last):
     """Do the same with filters `lags`, `(h, m, k)`, that read neighbouring channels; a piece is a head."""
     leaf, most, missed = pieces[0, 0], pieces[0, 1], 0
     if last < 0:
@@ -294,7 +294,7 @@ def add_tile(
         here = x + (row * inputs.shape[1] * d + channel) * item
         there = y + (row * tape.shape[1] * d + channel) * item
         peak = load_signal(dtype_tag, here, step, item, channels, size, buffer, size // 4, constants)
-        undone[job] = not safe(peak, low, high, scratch)
+        undone[job] = not in_range(peak, low, high, scratch)
         missed += undone[job]
         if undone[job]:
             continue
@@ -302,6 +302,6 @@ def add_tile(
             convolve(buffer, steps, constants, filters[filter])
         else:
             convolve_each(buffer, steps, constants, filters, heads[group], tile)
-        scale = lane_by_lane(scales, heads[group], scratch)
+        scale = gather_lanes(scales, heads[group], scratch)
         add_signal(dtype_tag, there, step, item, channels, count, buffer, size // 4, constants, scale)
     return missed

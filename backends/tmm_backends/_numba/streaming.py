@@ -97,7 +97,7 @@ class _Layout:
         self.dtype_tags = (DTYPE_TAGS[arithmetic.name],)
         self.tiles = Tiles(w, d, arithmetic)
         lags = np.array(w[..., :leaf], order="C")  # not read-only, which would be another type to Numba
-        self.kernel: Any = steps.step if w.shape[1] == 1 else steps.step_of_neighbours
+        self.kernel: Any = steps.step if w.shape[1] == 1 else steps.step_across_channels
         head = leaf, w.shape[-1] - 1, d, LARGE // (d * leaf), 0
         self.pieces, self.lags = np.asarray([head], np.int64), lags
         if w.shape[1] == 1:

@@ -22,7 +22,7 @@ from .lanes import DTYPE_TAGS
 from .operands import Arithmetic, Filters, Groups, Signals, aligned_empty
 from .passes import TILE
 from .plans import SHORTEST, plan
-from .product import buffers, spectra_of, window_of
+from .product import filter_spectra, transform_buffers, window_buffer
 from .threads import parallel_for, thread_count
 
 __all__ = ["Tiles", "marked_channels"]
@@ -54,7 +54,7 @@ class Tiles:
 
     def __init__(self, w: Array, d: int, arithmetic: Arithmetic) -> None:
         """Scale the filters; spectra are made when they are first needed."""
-        self.w, self.arithmetic, self.name = w, arithmetic, arithmetic.computed.__name__
+        self.w, self.arithmetic = w, arithmetic
         self.filters = Filters.of(w, arithmetic)
         self._unsafe = bool(self.filters.unsafe.any())
         self.groups = Groups.of(d, len(w), arithmetic.lanes, packed=True)
@@ -73,7 +73,7 @@ class Tiles:
         if size < SHORTEST:  # a shorter transform there is not: zeros come before
             inputs, begin = np.zeros((tape.shape[0], SHORTEST, tape.shape[2]), tape.dtype), 0
             inputs[:, SHORTEST - size :] = tape[:, at - size : at]
-        add = self._over_groups if self.w.shape[1] == 1 else self._over_heads
+        add = self._over_groups if self.w.shape[1] == 1 else self._across_channels
         count = min(size, tape.shape[1] - at)
         missed, undone = add(inputs, begin, tape, at, count, max(size, SHORTEST))
         if (missed or self._unsafe) and tape.size:
@@ -107,7 +107,8 @@ class Tiles:
 
     def _constants_of(self, size: int) -> tuple[Any, ...]:
         """Return what the kernel is given for tiles of a size."""
-        passes, a = plan(size, self.name), self.arithmetic
+        a = self.arithmetic
+        passes = plan(size, a.compute_dtype)
         found = (
             self.pieces, self.groups.heads, self._spectra_of(size), self.filters.scales, passes.constants,
             passes.steps, a.lowest, a.highest,
@@ -124,24 +125,27 @@ class Tiles:
     def _memory(self, size: int) -> tuple[Array, Array, Array]:
         """Return what one thread needs beside the tape."""
         a = self.arithmetic
-        buffer, scratch = buffers(a, size, 1)
-        return buffer, aligned_empty((TILE, 2 * a.lanes), a.computed), scratch
+        buffer, scratch = transform_buffers(a, size, 1)
+        return buffer, aligned_empty((TILE, 2 * a.lanes), a.compute_dtype), scratch
 
-    def _over_heads(self, inputs: Array, begin: int, tape: Array, at: int, count: int, size: int) -> tuple[int, Array]:
+    def _across_channels(
+        self, inputs: Array, begin: int, tape: Array, at: int, count: int, size: int
+    ) -> tuple[int, Array]:
         """Do the same for filters that read neighbouring channels, by a product beside the tape."""
-        a, spectra, passes = self.arithmetic, self._spectra_of(size), plan(size, self.name)
+        a, spectra = self.arithmetic, self._spectra_of(size)
+        passes = plan(size, a.compute_dtype)
         heads, kernel_size, _ = self.w.shape
         inputs, outputs, d = inputs[:, begin : begin + size], tape[:, at : at + count], tape.shape[2]
-        products = np.empty((len(inputs), size, d), a.computed)
+        products = np.empty((len(inputs), size, d), a.compute_dtype)
         undone = np.zeros(len(inputs) * heads, bool)
         signals = Signals.of(len(inputs), size, None).rows(inputs, products)
 
         def worker() -> Callable[[int, int], None]:
-            buffer, scratch = buffers(a, size, 1)
-            window = window_of(a, size, kernel_size)
+            buffer, scratch = transform_buffers(a, size, 1)
+            window = window_buffer(a, size, kernel_size)
 
             def work(first: int, last: int) -> None:
-                channel_kernels.product_of_neighbours(
+                channel_kernels.product_across_channels(
                     self.dtype_tags * 2, inputs.ctypes.data, inputs.strides[1], inputs.itemsize, products.ctypes.data,
                     products.strides[1], products.itemsize, signals, heads, d // heads, first, last, spectra,
                     kernel_size, self.filters.scales, False, True, passes.constants, passes.steps, a.lowest, a.highest,
@@ -160,9 +164,9 @@ class Tiles:
         """Return the spectra of the first lags for tiles of a size, `(h * m, 2 size)`."""
         found = self._spectra.get(size)
         if found is None:
-            halves = [self.filters.unit[:, :size], self.filters.unit[:, size : 2 * size]]
+            halves = [self.filters.normalized[:, :size], self.filters.normalized[:, size : 2 * size]]
             low, *rest = [
-                spectra_of(replace(self.filters, unit=np.ascontiguousarray(half)), self.arithmetic, size, 1)
+                filter_spectra(replace(self.filters, normalized=np.ascontiguousarray(half)), self.arithmetic, size, 1)
                 for half in halves
                 if half.shape[1]
             ]
