@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return report_error(error)
+        return report_error(error, sys.argv[1:] if argv is None else argv)
 
 
 def _prepare_streams() -> None:

@@ -169,7 +169,9 @@ def _rows(datasets: Any, name: str, subset: str | None, split: str) -> Iterator[
     """Yield the rows of a data set; whatever its library raises becomes one error that says what to do."""
     try:
         yield from datasets.load_dataset(name, subset, split=split, streaming=True)
-    except Exception as error:  # the library passes on errors of several others
+    except (AttributeError, MemoryError, NameError, TypeError):
+        raise  # no fault of the data set
+    except Exception as error:  # of one of the libraries below, which have no class in common
         raise ConnectionError(
             f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be read ({type(error).__name__}: {error}): "
             "check the name and the network, or give files (--text FILE)"
