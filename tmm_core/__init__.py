@@ -11,7 +11,7 @@ with channels outside the head, and positions in another segment, read as zero.
 """
 
 from . import lm
-from ._dispatch.registry import available_backends, get_backend, use_backend
+from ._dispatch.registry import available_backends, get_backend, registered_backends, use_backend
 from .config import TMMConfig
 from .index import OperatorIndex, fredholm_index, toeplitz_symbol
 from .mixing import mix_tokens
@@ -38,6 +38,7 @@ __all__ = [
     "get_backend",
     "lm",
     "mix_tokens",
+    "registered_backends",
     "stream_copy",
     "stream_init",
     "stream_plan",

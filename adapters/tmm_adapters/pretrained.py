@@ -174,7 +174,7 @@ def load_params(
     from .tokenizers import check_fits, load_tokenizer
 
     config, tokenizer, path = read_config(folder), load_tokenizer(folder), Path(folder) / WEIGHTS
-    check_fits(tokenizer, config)
+    check_fits(tokenizer, config.vocab_size)
     params = read_tensors(path, framework)
     bad = [name for name, array in params.items() if not bool(namespace_of(array).isfinite(array).all())]
     if bad:

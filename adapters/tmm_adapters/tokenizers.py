@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,15 @@ from tmm_core.errors import InputError, MissingFileError
 
 from .files import atomic_write
 
-if TYPE_CHECKING:
-    from tmm_core import TMMConfig
-
-__all__ = ["ByteTokenizer", "SubwordTokenizer", "Tokenizer", "check_fits", "load_tokenizer", "train_tokenizer"]
+__all__ = [
+    "ByteTokenizer",
+    "SubwordTokenizer",
+    "Tokenizer",
+    "check_fits",
+    "load_tokenizer",
+    "missing_tokenizer",
+    "train_tokenizer",
+]
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_BYTES = 1 << 28
@@ -243,19 +248,29 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     return SubwordTokenizer(tokenizer)
 
 
-def check_fits(tokenizer: Tokenizer, config: TMMConfig) -> None:
-    """Refuse a tokenizer with ids that the model does not have.
+def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Refuse a tokenizer with ids that a model of `vocab_size` tokens does not have.
 
     Raises
     ------
     ValueError
         If the tokenizer's vocabulary is larger than the model's; a smaller one is fine.
     """
-    if tokenizer.vocab_size > config.vocab_size:
+    if tokenizer.vocab_size > vocab_size:
         raise InputError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and the model only vocab_size={config.vocab_size}: "
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model only vocab_size={vocab_size}: "
             f"take the tokenizer that the model was trained with, or a model with vocab_size={tokenizer.vocab_size}"
         )
+
+
+def missing_tokenizer(folder: Path, vocab_size: int) -> str | None:
+    """Return why the model folder `folder` cannot be a model of bytes, or None where it can or has its tokenizer."""
+    if vocab_size == ByteTokenizer.vocab_size or (folder / _FILE).is_file():
+        return None
+    return (
+        f"model {folder} has no {_FILE}, and its {vocab_size} tokens are not the {ByteTokenizer.vocab_size} of bytes: "
+        f"copy the {_FILE} that it was trained with into the folder"
+    )
 
 
 def _up_to(texts: Iterable[str], n_bytes: int) -> Iterator[str]:

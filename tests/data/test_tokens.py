@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tmm_adapters.tokenizers import ByteTokenizer, SubwordTokenizer, check_fits, load_tokenizer, train_tokenizer
-from tmm_core import TMMConfig
 from tmm_core.lm import IGNORED
 from tmm_lab.data.text import END_BYTE, open_text, write_text
 from tmm_lab.data.tokens import TokenWindows, bits_per_byte, open_tokens, samples_at, write_tokens
@@ -189,10 +188,10 @@ def test_tokenizers_that_cannot_serve_are_refused(tmp_path):
 
 def test_a_tokenizer_must_fit_the_model(tokenizer):
     size = tokenizer.vocab_size
-    check_fits(tokenizer, TMMConfig(vocab_size=size))
-    check_fits(tokenizer, TMMConfig(vocab_size=size + 63))
+    check_fits(tokenizer, size)
+    check_fits(tokenizer, size + 63)
     with pytest.raises(ValueError, match=f"the tokenizer has {size} ids and the model only vocab_size={size - 1}"):
-        check_fits(tokenizer, TMMConfig(vocab_size=size - 1))
+        check_fits(tokenizer, size - 1)
 
 
 def test_token_file_holds_every_document_and_its_end(text, tokenizer, tmp_path):

@@ -6,8 +6,7 @@ import argparse
 import shutil
 import textwrap
 
-from tmm_core import get_backend
-from tmm_core._dispatch.registry import registered_backends
+from tmm_core import get_backend, registered_backends
 
 __all__ = ["add_parser"]
 

@@ -34,19 +34,16 @@ def run(arguments: argparse.Namespace) -> int:
     require_empty(arguments.dir)
     tensors = read_tensors(arguments.source)
     from tmm_adapters.research_code import plain_parameters, read_authors
-    from tmm_adapters.tokenizers import ByteTokenizer, check_fits, load_tokenizer
+    from tmm_adapters.tokenizers import check_fits, load_tokenizer, missing_tokenizer
 
     config, params = read_authors(plain_parameters(tensors), mean=arguments.mean)
-    tokenizer = None
-    if arguments.tokenizer is not None:
-        tokenizer = load_tokenizer(arguments.tokenizer)
-        check_fits(tokenizer, config)
+    tokenizer = None if arguments.tokenizer is None else load_tokenizer(arguments.tokenizer)
+    if tokenizer is not None:
+        check_fits(tokenizer, config.vocab_size)
     save_model(arguments.dir, config, params, tokenizer=tokenizer)
     size = sum(array.size for array in params.values())
-    if tokenizer is None and config.vocab_size != ByteTokenizer.vocab_size:
-        print(
-            f"note: its {config.vocab_size} tokens are not the {ByteTokenizer.vocab_size} of bytes: tmm generate and "
-            f"tmm eval need its tokenizer.json in {arguments.dir} (--tokenizer)"
-        )
+    note = missing_tokenizer(arguments.dir, config.vocab_size)
+    if note is not None:
+        print(f"note: {note}, or convert again with --tokenizer; tmm generate and tmm eval need it")
     print(f"{arguments.dir}: {size:,} parameters in {config.n_layers} layers of {config.d_model} channels")
     return 0

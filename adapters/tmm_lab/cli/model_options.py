@@ -35,14 +35,10 @@ def check_tokenizer(folder: Path) -> None:
         If its vocabulary is not that of bytes, and no run says that bytes are what it was trained on.
     """
     from tmm_adapters.pretrained import read_config
-    from tmm_adapters.tokenizers import ByteTokenizer
+    from tmm_adapters.tokenizers import missing_tokenizer
 
     from ..training.runs import run_of
 
-    size = read_config(folder).vocab_size
-    if size == ByteTokenizer.vocab_size or (folder / "tokenizer.json").is_file() or run_of(folder) is not None:
-        return
-    raise MissingFileError(
-        f"model {folder} has no tokenizer.json, and its {size} tokens are not the {ByteTokenizer.vocab_size} of bytes: "
-        "copy the tokenizer.json that it was trained with into the folder, or convert it again with --tokenizer"
-    )
+    reason = missing_tokenizer(folder, read_config(folder).vocab_size)
+    if reason is not None and run_of(folder) is None:
+        raise MissingFileError(reason)

@@ -79,7 +79,7 @@ def fitting(config: TMMConfig, tokenizer: Tokenizer, *, given: bool) -> TMMConfi
     """
     if not given:
         config = TMMConfig.from_dict({**config.to_dict(), "vocab_size": tokenizer.vocab_size})
-    check_fits(tokenizer, config)
+    check_fits(tokenizer, config.vocab_size)
     return config
 
 
