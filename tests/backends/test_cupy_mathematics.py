@@ -104,7 +104,7 @@ def test_kernels_do_what_numpy_does(dtype, kernels):
     signals[[3, 70, 149], 0, 0, 1] = np.inf
     signals[:, 1, 1, 2] = 0
     twin, real, buffer = Twin(), np.dtype("float32"), np.dtype("complex64")
-    turn = dtype != "complex64"
+    modulate = dtype != "complex64"
     for last in (False, True):
         surveys = [operations.survey(signals, real, last=last) for operations in (twin, kernels)]
         for name in ("exponents", "nearest", "marks"):
@@ -113,11 +113,11 @@ def test_kernels_do_what_numpy_does(dtype, kernels):
         first = np.asarray([FAR, 120], np.int32)
         spoiled = []
         for operations, survey in zip((twin, kernels), surveys, strict=True):
-            y = operations.turned(signals, survey.exponents, 160, buffer, turn=turn)
+            y = operations.load(signals, survey.exponents, 160, buffer, modulate=modulate)
             out = np.zeros_like(signals)
             noise = np.zeros(survey.exponents.shape, real)
-            operations.signal(y, out, survey.exponents, noise, turn=turn)
-            operations.spoil(out, signals, survey, first, None, 20, 2, adjoint=not last)
+            operations.store(y, out, survey.exponents, noise, modulate=modulate)
+            operations.write_nan(out, signals, survey, first, None, 20, 2, adjoint=not last)
             spoiled.append(out)
         rounding = {"rtol": 2e-3, "atol": 2.0**-23} if dtype == "float16" else {"rtol": 1e-5, "atol": 0}
         np.testing.assert_allclose(*spoiled, **rounding)

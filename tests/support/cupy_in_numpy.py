@@ -34,37 +34,38 @@ class Twin:
         norms = np.sqrt((scaled.real**2 + scaled.imag**2).sum(0)).astype(real)
         return Survey(exponents, norms, marks.max(0) if last else marks.min(0), marks)
 
-    def turned(self, signals, exponents, length, dtype, *, turn):
+    def load(self, signals, exponents, length, dtype, *, modulate):
         n, *column = signals.shape
         buffer = np.zeros((length, *column), dtype)
         x = wide(signals)
         buffer[:n] = scaled_by(np.where(np.isfinite(x), x, 0), -exponents)
-        return buffer * turns(length, dtype) if turn else buffer
+        return buffer * modulation(length, dtype) if modulate else buffer
 
     def transform(self, buffer, *, inverse):
         buffer[...] = np.fft.ifft(buffer, axis=0, norm="forward") if inverse else np.fft.fft(buffer, axis=0)
 
-    def filtered(self, spectra, filters, shares, width, missing, *, adjoint):
+    def apply_filters(self, spectra, filters, relative_scales, width, missing, *, adjoint):
         kernel_size = filters.shape[-1]
         behind = width + kernel_size - 1 - missing - spectra.shape[-1]
         padded = np.pad(spectra, [(0, 0), (0, 0), (0, 0), (missing, behind)])
         total = 0
         for i in range(kernel_size):
             start = kernel_size - 1 - i if adjoint else i
-            total = total + scaled_by(padded[..., start : start + width] * filters[..., i : i + 1], shares[..., i])
+            product = padded[..., start : start + width] * filters[..., i : i + 1]
+            total = total + scaled_by(product, relative_scales[..., i])
         return total
 
-    def paired(self, x, g, shares):
-        return scaled_by(x.conj() * g, shares).sum((1, 3))
+    def cross_spectrum(self, x, g, relative_scales):
+        return scaled_by(x.conj() * g, relative_scales).sum((1, 3))
 
-    def signal(self, buffer, out, exponents, noise, *, turn):
-        y = (buffer * turns(len(buffer), buffer.dtype).conj()).real if turn else buffer
+    def store(self, buffer, out, exponents, noise, *, modulate):
+        y = (buffer * modulation(len(buffer), buffer.dtype).conj()).real if modulate else buffer
         y = y[: len(out)] / y.real.dtype.type(len(buffer))
         result, size = scaled_by(y, exponents), np.abs(y)
         nearer = np.where(size > noise, 1 - noise / np.where(size > 0, size, 1), 0)
         out[...] = np.where(np.isfinite(result), result, scaled_by(y * nearer, exponents))
 
-    def spoil(self, out, signals, survey, first, reach, lags, kernel_size, *, adjoint):
+    def write_nan(self, out, signals, survey, first, reach, lags, kernel_size, *, adjoint):
         n, rows, heads, width = signals.shape
         bad = ~np.isfinite(wide(signals))
         times = np.arange(n)
@@ -97,7 +98,7 @@ def scaled_by(a, exponents):
     return result
 
 
-def turns(length, dtype):
+def modulation(length, dtype):
     angles = np.pi * np.arange(length) / (2 * length)
     return np.exp(1j * angles).astype(dtype).reshape(-1, 1, 1, 1)
 

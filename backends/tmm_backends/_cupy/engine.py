@@ -83,7 +83,7 @@ class CupyEngine:
         else:
             self._product_by_segments(w, x, out, computed, adjoint, segment_ids)
             reach = self._reach(x, segment_ids, adjoint)
-        self._operations.spoil(results, signals, survey, filters.first, reach, lags, kernel_size, adjoint=adjoint)
+        self._operations.write_nan(results, signals, survey, filters.first, reach, lags, kernel_size, adjoint=adjoint)
         return out
 
     def correlate(
@@ -131,10 +131,12 @@ class CupyEngine:
         survey = self._surveyed(signals, computed, last=False)
         return Filters(signals, survey.exponents, survey.norms, survey.nearest.min((0, 2)))
 
-    def _spectra(self, filters: Filters, heads: slice, length: int, buffer: Any, turn: bool, adjoint: bool) -> Array:
+    def _spectra(
+        self, filters: Filters, heads: slice, length: int, buffer: Any, modulate: bool, adjoint: bool
+    ) -> Array:
         """Return the spectra of some heads' filters, `(N, 1, heads, kernel_size)`, conjugate for the adjoint."""
         exponents = filters.exponents[:, heads]
-        spectra = self._operations.turned(filters.signals[:, :, heads], exponents, length, buffer, turn=turn)
+        spectra = self._operations.load(filters.signals[:, :, heads], exponents, length, buffer, modulate=modulate)
         self._operations.transform(spectra, inverse=False)
         return spectra.conj() if adjoint else spectra
 
@@ -143,29 +145,29 @@ class CupyEngine:
         xp, do = self._operations.xp, self._operations
         n, rows, heads, width = x.shape
         lags, kernel_size = filters.signals.shape[0], filters.signals.shape[-1]
-        turn, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
-        length = fast_length(n if turn else n + lags - 1)
+        modulate, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
+        length = fast_length(n if modulate else n + lags - 1)
         for some, parts in pieces(length, rows, heads, width, kernel_size):
-            spectra = self._spectra(filters, some, length, buffer, turn, adjoint)
+            spectra = self._spectra(filters, some, length, buffer, modulate, adjoint)
             scales, norms = filters.exponents[:, some], filters.norms[:, some]
             for part in parts:
                 window = Window(part.channels, kernel_size, width, adjoint)
                 read = part.rows, part.heads, window.read
                 exponents = survey.exponents[read]
-                X = do.turned(x[:, *read], exponents, length, buffer, turn=turn)
+                X = do.load(x[:, *read], exponents, length, buffer, modulate=modulate)
                 do.transform(X, inverse=False)
                 if kernel_size == 1:
                     X *= spectra
-                    sizes, heard = exponents + scales, survey.norms[read] * norms
+                    sizes, norm_products = exponents + scales, survey.norms[read] * norms
                 else:
                     rows_read = xp.stack(window.rows(exponents, ZERO), -1) + scales[:, :, None]
                     sizes = rows_read.max(-1)
-                    shares = rows_read - sizes[..., None]
-                    X = do.filtered(X, spectra, shares, window.count, window.missing, adjoint=adjoint)
+                    relative_scales = rows_read - sizes[..., None]
+                    X = do.apply_filters(X, spectra, relative_scales, window.count, window.missing, adjoint=adjoint)
                     read_norms = xp.stack(window.rows(survey.norms[read], 0), -1)
-                    heard = (xp.ldexp(read_norms, shares) * norms[:, :, None]).sum(-1)
+                    norm_products = (xp.ldexp(read_norms, relative_scales) * norms[:, :, None]).sum(-1)
                 do.transform(X, inverse=True)
-                do.signal(X, out[:, *part], sizes, heard * _rounding(computed, n), turn=turn)
+                do.store(X, out[:, *part], sizes, norm_products * _rounding(computed, n), modulate=modulate)
 
     def _correlation(
         self, x: Array, g: Array, seen_x: Survey, seen_g: Survey, computed: Any, kernel_size: int, lags: int
@@ -173,29 +175,31 @@ class CupyEngine:
         """Return the correlation of signals, as if what is not finite were zero."""
         xp, do = self._operations.xp, self._operations
         n, rows, heads, width = x.shape
-        turn, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
-        length = fast_length(n if turn else n + lags - 1)
+        modulate, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
+        length = fast_length(n if modulate else n + lags - 1)
         whole = Window(slice(0, width), kernel_size, width, False)
         sizes = xp.stack(whole.rows(seen_x.exponents, ZERO), -1) + seen_g.exponents[..., None]
         largest = sizes.max((0, 2))  # (heads, kernel)
-        shares = sizes - largest[:, None]
-        heard = xp.ldexp(xp.stack(whole.rows(seen_x.norms, 0), -1) * seen_g.norms[..., None], shares).sum((0, 2))
+        relative_scales = sizes - largest[:, None]
+        norm_products = xp.stack(whole.rows(seen_x.norms, 0), -1) * seen_g.norms[..., None]
+        noise = xp.ldexp(norm_products, relative_scales).sum((0, 2)) * _rounding(computed, n)
         out = xp.empty((heads, kernel_size, lags), computed)
         for some, parts in pieces(length, rows, heads, width, kernel_size):
             total = xp.zeros((length, 1, some.stop - some.start, kernel_size), buffer)
             for part in parts:
                 window = Window(part.channels, kernel_size, width, False)
                 read = part.rows, part.heads, window.read
-                X = do.turned(x[:, *read], seen_x.exponents[read], length, buffer, turn=turn)
-                G = do.turned(g[:, *part], seen_g.exponents[part], length, buffer, turn=turn)
+                X = do.load(x[:, *read], seen_x.exponents[read], length, buffer, modulate=modulate)
+                G = do.load(g[:, *part], seen_g.exponents[part], length, buffer, modulate=modulate)
                 do.transform(X, inverse=False)
                 do.transform(G, inverse=False)
                 for i in range(kernel_size):
                     sources, targets = window.pairs(i)
-                    total[:, 0, :, i] += do.paired(X[..., sources], G[..., targets], shares[*part, i][..., targets])
+                    scales = relative_scales[*part, i][..., targets]
+                    total[:, 0, :, i] += do.cross_spectrum(X[..., sources], G[..., targets], scales)
             do.transform(total, inverse=True)
             view = out[some].transpose(2, 0, 1)[:, None]
-            do.signal(total, view, largest[None, some], heard[None, some] * _rounding(computed, n), turn=turn)
+            do.store(total, view, largest[None, some], noise[None, some], modulate=modulate)
         return out
 
     def _product_by_segments(

@@ -74,11 +74,11 @@ class Gpu:
         self.xp: Any = cupy
         self._survey = _kernel("survey", sources.SURVEY)
         self._column = _kernel("column", sources.COLUMN)
-        self._turned = _kernel("turned", sources.TURNED)
-        self._filtered = _kernel("filtered", sources.FILTERED)
-        self._paired = _kernel("paired", sources.PAIRED)
-        self._signal = _kernel("signal", sources.SIGNAL)
-        self._spoil = _kernel("spoil", sources.SPOIL)
+        self._load = _kernel("load", sources.LOAD)
+        self._apply_filters = _kernel("apply_filters", sources.APPLY_FILTERS)
+        self._cross_spectrum = _kernel("cross_spectrum", sources.CROSS_SPECTRUM)
+        self._store = _kernel("store", sources.STORE)
+        self._write_nan = _kernel("write_nan", sources.WRITE_NAN)
 
     def survey(self, signals: Array, real: Any, *, last: bool) -> Survey:
         """Return what the engine must know of signals, in the real dtype `real`."""
@@ -92,11 +92,11 @@ class Gpu:
         self._column(peaks, squares, marks, shape[0], norms.size, last, exponents, norms, nearest)
         return Survey(exponents, norms, nearest, marks)
 
-    def turned(self, signals: Array, exponents: Array, length: int, dtype: Any, *, turn: bool) -> Array:
+    def load(self, signals: Array, exponents: Array, length: int, dtype: Any, *, modulate: bool) -> Array:
         """Return signals, scaled and turned, in a buffer."""
         n, *column = signals.shape
         buffer = cupy.empty((length, *column), dtype)
-        self._turned(signals, exponents, buffer[0].size, length, turn, buffer[:n])
+        self._load(signals, exponents, buffer[0].size, length, modulate, buffer[:n])
         buffer[n:].fill(0)
         return buffer
 
@@ -115,26 +115,26 @@ class Gpu:
         with _plans(device).borrowed(key, functools.partial(_plan, key)) as plan:
             plan.fft(buffer, buffer, INVERSE if inverse else FORWARD)
 
-    def filtered(
-        self, spectra: Array, filters: Array, shares: Array, width: int, missing: int, *, adjoint: bool
+    def apply_filters(
+        self, spectra: Array, filters: Array, relative_scales: Array, width: int, missing: int, *, adjoint: bool
     ) -> Array:
         """Return the sum over the kernel's rows of spectra of neighbouring channels, filtered."""
         length, rows, heads, block = spectra.shape
         out = cupy.empty((length, rows, heads, width), spectra.dtype)
         sizes = (rows, heads, width, block, missing, filters.shape[-1])
-        self._filtered(spectra, cupy.ascontiguousarray(filters), shares, *sizes, adjoint, out)
+        self._apply_filters(spectra, cupy.ascontiguousarray(filters), relative_scales, *sizes, adjoint, out)
         return out
 
-    def paired(self, x: Array, g: Array, shares: Array) -> Array:
+    def cross_spectrum(self, x: Array, g: Array, relative_scales: Array) -> Array:
         """Return the products of spectra, summed over rows and channels."""
-        return self._paired(x, g, shares, axis=(1, 3))
+        return self._cross_spectrum(x, g, relative_scales, axis=(1, 3))
 
-    def signal(self, buffer: Array, out: Array, exponents: Array, noise: Array, *, turn: bool) -> None:
+    def store(self, buffer: Array, out: Array, exponents: Array, noise: Array, *, modulate: bool) -> None:
         """Write the signals of a buffer, turned back and scaled."""
         length, columns = buffer.shape[0], buffer[0].size
-        self._signal(buffer[: out.shape[0]], exponents, noise, columns, length, turn, out)
+        self._store(buffer[: out.shape[0]], exponents, noise, columns, length, modulate, out)
 
-    def spoil(
+    def write_nan(
         self,
         out: Array,
         signals: Array,
@@ -142,14 +142,14 @@ class Gpu:
         first: Array,
         reach: Array | None,
         lags: int,
-        kernel: int,
+        kernel_size: int,
         *,
         adjoint: bool,
     ) -> None:
         """Write NaN wherever an output reads a non-finite entry."""
         ahead = first if reach is None else reach
         tables = survey.marks, survey.nearest, first, ahead
-        self._spoil(signals, *tables, reach is not None, lags, BLOCK, kernel, adjoint, out)
+        self._write_nan(signals, *tables, reach is not None, lags, BLOCK, kernel_size, adjoint, out)
 
 
 @functools.cache

@@ -47,34 +47,34 @@ class Operations(Protocol):
     def survey(self, signals: Array, real: Any, *, last: bool) -> Survey:
         """Return what the engine must know of signals, in the real dtype `real`."""
 
-    def turned(self, signals: Array, exponents: Array, length: int, dtype: Any, *, turn: bool) -> Array:
+    def load(self, signals: Array, exponents: Array, length: int, dtype: Any, *, modulate: bool) -> Array:
         """Return the buffer `x[m] * 2**-exponent * t[m]`, zeros from the end of the signals on and for non-finite x.
 
-        t[m] = exp(i pi m / 2N) where `turn`, else 1.
+        t[m] = exp(i pi m / 2N) where `modulate`, else 1.
         """
 
     def transform(self, buffer: Array, *, inverse: bool) -> None:
         """Transform along the first axis, in place; neither direction divides by the length."""
 
-    def filtered(
-        self, spectra: Array, filters: Array, shares: Array, width: int, missing: int, *, adjoint: bool
+    def apply_filters(
+        self, spectra: Array, filters: Array, relative_scales: Array, width: int, missing: int, *, adjoint: bool
     ) -> Array:
-        """Return `sum_i X[..., c'] * W[..., i] * 2**shares[..., c, i]` for `width` channels c.
+        """Return `sum_i X[..., c'] * W[..., i] * 2**relative_scales[..., c, i]` for `width` channels c.
 
         Row i of the kernel reads the channel c + i, or c + m - 1 - i for the adjoint, of the spectra with `missing`
         channels of zeros before them, and of zeros behind them.
         """
 
-    def paired(self, x: Array, g: Array, shares: Array) -> Array:
-        """Return `sum conj(X) * G * 2**shares` over rows and channels, `(N, heads)`."""
+    def cross_spectrum(self, x: Array, g: Array, relative_scales: Array) -> Array:
+        """Return `sum conj(X) * G * 2**relative_scales` over rows and channels, `(N, heads)`."""
 
-    def signal(self, buffer: Array, out: Array, exponents: Array, noise: Array, *, turn: bool) -> None:
-        """Write `y * 2**exponent` into signals, y the real part of `buffer[m] * conj(t[m]) / N` where `turn`.
+    def store(self, buffer: Array, out: Array, exponents: Array, noise: Array, *, modulate: bool) -> None:
+        """Write `y * 2**exponent` into signals, y the real part of `buffer[m] * conj(t[m]) / N` where `modulate`.
 
         What leaves the range for no more than `noise` in y comes back to it.
         """
 
-    def spoil(
+    def write_nan(
         self,
         out: Array,
         signals: Array,

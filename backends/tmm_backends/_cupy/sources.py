@@ -7,7 +7,7 @@ order.
 
 from __future__ import annotations
 
-__all__ = ["COLUMN", "FILTERED", "PAIRED", "PREAMBLE", "SIGNAL", "SPOIL", "SURVEY", "TURNED"]
+__all__ = ["APPLY_FILTERS", "COLUMN", "CROSS_SPECTRUM", "LOAD", "PREAMBLE", "STORE", "SURVEY", "WRITE_NAN"]
 
 PREAMBLE = """
 template <typename R, typename T> __device__ inline complex<R> tmm_read(const T& v) {
@@ -41,12 +41,12 @@ __device__ inline void tmm_split(ptrdiff_t i, ptrdiff_t by, ptrdiff_t& quotient,
     remainder = i - quotient * by;
 }
 // Computed where it is needed: a table would be one more read, and made on one stream and read on another.
-__device__ inline void tmm_turn(complex<float>& t, ptrdiff_t m, ptrdiff_t length) {
+__device__ inline void tmm_modulation(complex<float>& t, ptrdiff_t m, ptrdiff_t length) {
     float sine, cosine;
     sincospif(float(m) / float(2 * length), &sine, &cosine);
     t = complex<float>(cosine, sine);
 }
-__device__ inline void tmm_turn(complex<double>& t, ptrdiff_t m, ptrdiff_t length) {
+__device__ inline void tmm_modulation(complex<double>& t, ptrdiff_t m, ptrdiff_t length) {
     double sine, cosine;
     sincospi(double(m) / double(2 * length), &sine, &cosine);
     t = complex<double>(cosine, sine);
@@ -117,18 +117,18 @@ COLUMN = (
 )
 
 # Over the signals' times of a buffer.
-TURNED = (
-    "T x, int32 exponent, int64 columns, int64 length, bool turn",
+LOAD = (
+    "T x, int32 exponent, int64 columns, int64 length, bool modulate",
     "C y",
     """
     typedef typename C::value_type R;
     complex<R> v = tmm_read<R>(x);
     v = tmm_finite(v) ? tmm_power(v, -exponent) : complex<R>(0, 0);
-    if (turn) {
+    if (modulate) {
         complex<R> t;
         ptrdiff_t m, column;
         tmm_split(i, columns, m, column);
-        tmm_turn(t, m, length);
+        tmm_modulation(t, m, length);
         v = complex<R>(v.real() * t.real(), v.real() * t.imag());
     }
     y = v;
@@ -136,9 +136,9 @@ TURNED = (
 )
 
 # Over a buffer; the spectra have `block` channels, the result `width`.
-FILTERED = (
-    "raw C x, raw C w, raw int32 share, int64 rows, int64 heads, int64 width, int64 block, int64 missing, "
-    "int64 kernel, bool adjoint",
+APPLY_FILTERS = (
+    "raw C x, raw C w, raw int32 scale, int64 rows, int64 heads, int64 width, int64 block, int64 missing, "
+    "int64 kernel_size, bool adjoint",
     "C y",
     """
     typedef typename C::value_type R;
@@ -147,30 +147,30 @@ FILTERED = (
     tmm_split(line, heads * rows, m, owner);
     tmm_split(owner, heads, r, h);
     complex<R> total(0, 0);
-    for (ptrdiff_t k = 0; k < kernel; ++k) {
-        const ptrdiff_t source = c + (adjoint ? kernel - 1 - k : k) - missing;
+    for (ptrdiff_t k = 0; k < kernel_size; ++k) {
+        const ptrdiff_t source = c + (adjoint ? kernel_size - 1 - k : k) - missing;
         if (source < 0 || source >= block) continue;
-        const C product = x[line * block + source] * w[(m * heads + h) * kernel + k];
-        total += tmm_power(product, share[(owner * width + c) * kernel + k]);
+        const C product = x[line * block + source] * w[(m * heads + h) * kernel_size + k];
+        total += tmm_power(product, scale[(owner * width + c) * kernel_size + k]);
     }
     y = total;
     """,
 )
 
 # Sums over rows and channels.
-PAIRED = ("C x, C g, int32 share", "C y", "tmm_power(conj(x) * g, share)", "a + b", "y = a", "0")
+CROSS_SPECTRUM = ("C x, C g, int32 scale", "C y", "tmm_power(conj(x) * g, scale)", "a + b", "y = a", "0")
 
 # Over signals.
-SIGNAL = (
-    "C y, int32 exponent, R noise, int64 columns, int64 length, bool turn",
+STORE = (
+    "C y, int32 exponent, R noise, int64 columns, int64 length, bool modulate",
     "Y out",
     """
     complex<R> v(y.real() / R(length), y.imag() / R(length));
-    if (turn) {
+    if (modulate) {
         complex<R> t;
         ptrdiff_t m, column;
         tmm_split(i, columns, m, column);
-        tmm_turn(t, m, length);
+        tmm_modulation(t, m, length);
         v = complex<R>(v.real() * t.real() + v.imag() * t.imag(), 0);
     }
     complex<R> result = tmm_power(v, exponent);
@@ -184,9 +184,9 @@ SIGNAL = (
 )
 
 # Over signals; where a column has no non-finite entry, nothing but its number is read, and nothing written.
-SPOIL = (
+WRITE_NAN = (
     "raw T x, raw int32 marks, raw int32 nearest, raw int32 first, raw int32 reach, bool known, int64 lags, "
-    "int64 block, int64 kernel, bool adjoint",
+    "int64 block, int64 kernel_size, bool adjoint",
     "Y y",
     """
     const ptrdiff_t times = x.shape()[0], rows = x.shape()[1], heads = x.shape()[2], width = x.shape()[3];
@@ -200,7 +200,7 @@ SPOIL = (
     ptrdiff_t far = known ? ptrdiff_t(reach[r * times + t]) : adjoint ? times - 1 - t : t;
     bool bad = far >= first[h];
     far = far < lags - 1 ? far : lags - 1;
-    for (ptrdiff_t k = 0; k < kernel && !bad; ++k) {
+    for (ptrdiff_t k = 0; k < kernel_size && !bad; ++k) {
         const ptrdiff_t s = c + step * k, read = column + step * k;
         if (s < 0 || s >= width) break;
         if (nearest[read] == none) continue;
