@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
+from support import commands
 
 from tmm_adapters.pretrained import load_model, read_config, read_tensors, save_model, write_tensors
 from tmm_adapters.research_code import read_authors
@@ -53,19 +55,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run a command that must fail with one line on stderr; return the line."""
-
-    def check(*command: object, code: int | None = None) -> str:
-        capsys.readouterr()
-        found = main([str(part) for part in command])
-        error = capsys.readouterr().err
-        assert found in ((1, 2) if code is None else (code,)), error
-        assert error.startswith("tmm: error: ")
-        assert error.count("\n") == 1, f"more than one line: {error}"
-        assert "this is a bug" not in error
-        return error
-
-    return check
+    return partial(commands.refused, capsys)
 
 
 # tmm

@@ -1,7 +1,6 @@
 """Tokenizers, token files and windows."""
 
 import json
-import pickle
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -298,9 +297,9 @@ def test_files_that_hold_no_tokens_are_refused(tmp_path):
 @given(n=st.integers(2, 80), context=st.integers(2, 20), data=st.data())
 def test_each_token_is_predicted_once_with_context(n, context, data):
     context = min(context, n - 1)
-    fresh = data.draw(st.none() | st.integers(1, context))
+    stride = data.draw(st.none() | st.integers(1, context))
     tokens = np.arange(n, dtype=np.uint16)
-    windows = TokenWindows(tokens, context, None, fresh=fresh)
+    windows = TokenWindows(tokens, context, None, stride=stride)
     predicted = []
     for window in windows:
         assert set(window) == {"input_ids", "targets"}
@@ -311,8 +310,8 @@ def test_each_token_is_predicted_once_with_context(n, context, data):
         kept = targets != IGNORED
         np.testing.assert_array_equal(targets[kept], ids[kept] + 1)
         assert kept.any()
-        if fresh is not None and ids[0] > 0:
-            assert kept.nonzero()[0][0] >= context - fresh
+        if stride is not None and ids[0] > 0:
+            assert kept.nonzero()[0][0] >= context - stride
         predicted += targets[kept].tolist()
     assert predicted == list(range(1, n))
     assert windows.n_predicted == n - 1
@@ -323,7 +322,7 @@ def test_each_token_is_predicted_once_with_context(n, context, data):
 
 
 def test_documents_begin_at_each_end_of_text():
-    """The last token of a document foretells the end-of-text that begins the next one."""
+    """The target of a document's last token is the end-of-text that begins the next one."""
     tokens = np.asarray([9, 1, 2, 9, 3, 9, 9, 4, 9], np.uint16)
     sample = samples_at(tokens, [0, 2], 6, end_of_text=9)
     assert sample["input_ids"].tolist() == [[9, 1, 2, 9, 3, 9], [2, 9, 3, 9, 9, 4]]
@@ -331,30 +330,10 @@ def test_documents_begin_at_each_end_of_text():
     assert sample["segment_ids"].tolist() == [[1, 1, 1, 2, 2, 3], [0, 1, 1, 2, 3, 3]]
     joined = samples_at(tokens, [0, 2], 6, end_of_text=None)
     assert set(joined) == {"input_ids", "targets"}
-    window = TokenWindows(tokens, 6, 9, fresh=2)[1]
+    window = TokenWindows(tokens, 6, 9, stride=2)[1]
     assert window["targets"].tolist() == [IGNORED] * 4 + [4, 9]
     assert window["segment_ids"].tolist() == sample["segment_ids"][1].tolist()
     assert window["input_ids"].tolist() == sample["input_ids"][1].tolist()
-
-
-def test_windows_cross_to_other_processes_by_name(text, tmp_path):
-    tokens = write_tokens(text.whole(), ByteTokenizer(), tmp_path / "tokens.npy")
-    windows = TokenWindows(tokens, 64, ByteTokenizer.end_of_text, fresh=32)
-    crossing = pickle.dumps(windows)
-    assert len(crossing) < 1000
-    again = pickle.loads(crossing)
-    assert isinstance(again.tokens, np.memmap)
-    assert len(again) == len(windows)
-    for name, row in windows[3].items():
-        np.testing.assert_array_equal(again[3][name], row)
-
-
-def test_windows_of_a_part_of_a_file_cross_whole(text, tmp_path):
-    tokens = write_tokens(text.whole(), ByteTokenizer(), tmp_path / "tokens.npy")
-    windows = TokenWindows(tokens[100:200], 16, None)
-    again = pickle.loads(pickle.dumps(windows))
-    assert len(again) == len(windows)
-    np.testing.assert_array_equal(again[1]["input_ids"], windows[1]["input_ids"])
 
 
 def test_writers_at_the_same_time_do_not_disturb_each_other(text, tmp_path):
@@ -370,9 +349,9 @@ def test_windows_that_cannot_be_are_refused():
         TokenWindows(np.arange(5), 5, None)
     with pytest.raises(ValueError, match="context must be at least 1"):
         TokenWindows(np.arange(5), 0, None)
-    for fresh in (0, 5):
-        with pytest.raises(ValueError, match="fresh must be in"):
-            TokenWindows(np.arange(5), 4, None, fresh=fresh)
+    for stride in (0, 5):
+        with pytest.raises(ValueError, match="stride must be in"):
+            TokenWindows(np.arange(5), 4, None, stride=stride)
 
 
 def test_knowing_nothing_costs_eight_bits_a_byte_and_the_ends(text, tmp_path):

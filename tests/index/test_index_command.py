@@ -19,7 +19,6 @@ import scipy.sparse.linalg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from scipy.sparse.linalg import ArpackNoConvergence
-from support import index_models
 from support.index_models import lags_of, make, make_run, rows_of
 
 from tmm_adapters.pretrained import read_tensors
@@ -27,10 +26,8 @@ from tmm_adapters.research_code import read_authors
 from tmm_core import TMMConfig, fredholm_index, lm
 from tmm_lab.cli import main
 from tmm_lab.operators import spectra
-from tmm_lab.operators.filters import filters_of, judge
+from tmm_lab.operators.filters import analyse, filters_of
 from tmm_lab.operators.tables import _counts
-
-told, refused, drawn = map(pytest.fixture, (index_models.told, index_models.refused, index_models.drawn))
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 
@@ -65,12 +62,12 @@ def test_the_verdicts_are_those_of_the_parts(tmp_path: Path, told: Callable[...,
     found = json.loads(told(model, "--no-plot", "--json", "--length", "9"))
     tensors = read_tensors(model / "model.safetensors")
     config = TMMConfig(d_model=8, n_layers=2, n_heads=4, max_len=40)
-    verdicts = judge(filters_of(tensors, config), 9)
+    reports = analyse(filters_of(tensors, config), 9)
     assert found["n"] == 9
-    for f, v in zip(found["filters"], verdicts, strict=True):
+    for f, r in zip(found["filters"], reports, strict=True):
         assert f["index"] == fredholm_index(tensors[f"blocks.{f['layer'] - 1}.mix.lags"])[f["head"] - 1].index
-        assert f["rank"] == v.section.rank
-        assert f["largest_singular_value"] == v.section.largest
+        assert f["rank"] == r.section.rank
+        assert f["largest_singular_value"] == r.section.largest
 
 
 def test_long_models_are_judged_on_512_tokens_unless_told(tmp_path: Path, told: Callable[..., str]) -> None:

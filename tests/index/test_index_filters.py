@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tmm_core import TMMConfig, causal_toeplitz, lm
-from tmm_lab.operators.filters import filters_of, index_of, judge
+from tmm_lab.operators.filters import analyse, filters_of, index_of
 from tmm_lab.operators.spectra import inverse_growth
 
 
@@ -32,8 +32,8 @@ def test_a_kernel_is_judged_by_its_own_channel() -> None:
     tensors["blocks.0.mix.lags"][:, 1] = own
     filters = filters_of(tensors, config)
     assert filters[0].lags.shape == (2, 40)
-    (verdict, _) = judge(filters, 40)
-    assert (verdict.index.index, verdict.section.rank, verdict.lag) == (-1, 39, 1)
+    (report, _) = analyse(filters, 40)
+    assert (report.index.index, report.section.rank, report.lag) == (-1, 39, 1)
     below = causal_toeplitz(filters[0].lags[0], 40)
     diagonal = causal_toeplitz(own, 40)
     whole = np.block([[diagonal, np.zeros_like(below)], [below, diagonal]])
@@ -45,7 +45,7 @@ def test_lags_that_are_no_numbers_are_told_and_spoil_no_other() -> None:
     tensors, config = params()
     tensors["blocks.0.mix.lags"][1, 3] = np.nan
     filters = filters_of(tensors, config)
-    first, bad, *_ = judge(filters, 16)
+    first, bad, *_ = analyse(filters, 16)
     assert first.index.index is not None
     assert first.growth == pytest.approx(float(inverse_growth(filters[0].lags, 16)))
     assert bad.index == index_of(filters[1])

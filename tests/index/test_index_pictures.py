@@ -14,14 +14,11 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from support import index_models
 from support.index_models import lags_of, make, make_run, rows_of
 
 from tmm_adapters.pretrained import write_tensors
 from tmm_core import TMMConfig
 from tmm_lab.operators import pictures
-
-told, refused, drawn = map(pytest.fixture, (index_models.told, index_models.refused, index_models.drawn))
 
 
 def overprinted(axes: Axes) -> list[tuple[str, str]]:

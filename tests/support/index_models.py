@@ -1,4 +1,4 @@
-"""Models and runs to be judged by `tmm index`, and what fixtures that call it are made of."""
+"""Models and runs for `tmm index`, and its table as cells."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
-from matplotlib.figure import Figure
 
 from tmm_adapters.pretrained import save_model, write_tensors
 from tmm_core import TMMConfig, lm
-from tmm_lab.cli import main
 from tmm_lab.data.config import Source
 from tmm_lab.training.options import TrainingOptions
 from tmm_lab.training.runs import Run
@@ -51,49 +48,6 @@ def make_run(folder: Path, config: TMMConfig, logs: dict[int, dict[str, np.ndarr
 
 def lags_of(config: TMMConfig, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: p for name, p in lm.init_params(config, RNG(seed)).items() if ".mix.lags" in name}
-
-
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run `tmm index` with arguments that must do, and return what it prints."""
-
-    def check(*arguments: object) -> str:
-        capsys.readouterr()
-        code = main(["index", *map(str, arguments)])
-        captured = capsys.readouterr()
-        assert code == 0, captured.err
-        return captured.out
-
-    return check
-
-
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run `tmm index` with arguments that must fail with one line on stderr; return the line."""
-
-    def check(*arguments: object, code: int = 2) -> str:
-        capsys.readouterr()
-        found = main(["index", *map(str, arguments)])
-        error = capsys.readouterr().err
-        assert found == code, error
-        assert error.startswith("tmm: error: ")
-        assert error.count("\n") == 1
-        assert "a bug" not in error
-        return error
-
-    return check
-
-
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures that were saved, drawn."""
-    figures: list[Figure] = []
-    original = Figure.savefig
-
-    def savefig(self: Figure, *args: object, **kwargs: object) -> None:
-        figures.append(self)
-        original(self, *args, **kwargs)
-        self.canvas.draw()
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    return figures
 
 
 def rows_of(table: str) -> list[list[str]]:

@@ -83,25 +83,25 @@ def run(arguments: argparse.Namespace) -> int:
 def _now(arguments: argparse.Namespace) -> int:
     """Judge a model as it is."""
     source, config, lags, picture = _model(arguments)
-    from ..operators.filters import filters_of, judge
+    from ..operators.filters import analyse, filters_of
     from ..operators.panels import require_picture
-    from ..operators.pictures import WHAT_TO_SEE, plot_verdicts
-    from ..operators.tables import plain, print_table, size_of, summary_of, verdict_table
+    from ..operators.pictures import WHAT_TO_SEE, plot_filters
+    from ..operators.tables import filter_table, plain, print_table, size_of, summary_of
 
     filters, n = filters_of(lags, config), arguments.length or min(config.max_len, _LENGTH)
     if not arguments.no_plot:
         require_picture(picture, config.n_layers * config.mix_layers)
     _warn_of_patience(len(filters), n)
-    verdicts = judge(filters, n)
-    summary = summary_of([v.index.index for v in verdicts], [v.vanishing for v in verdicts])
+    reports = analyse(filters, n)
+    summary = summary_of([r.index.index for r in reports], [r.vanishing for r in reports])
     if arguments.json:
-        print(json.dumps({"model": str(source), "n": n, "filters": [plain(v) for v in verdicts]}, indent=2))
+        print(json.dumps({"model": str(source), "n": n, "filters": [plain(r) for r in reports]}, indent=2))
     else:
         print(f"{source}: {size_of(config)}; matrices on n = {n} tokens\n")
-        print_table(verdict_table(verdicts, config))
+        print_table(filter_table(reports, config))
         print(f"\n{summary}\n{WHAT_TO_SEE}")
     if not arguments.no_plot:
-        _draw(picture, lambda: plot_verdicts(picture, verdicts, title=f"{source}\n{summary}"), quiet=arguments.json)
+        _draw(picture, lambda: plot_filters(picture, reports, title=f"{source}\n{summary}"), quiet=arguments.json)
     return 0
 
 

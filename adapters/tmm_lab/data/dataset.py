@@ -1,4 +1,4 @@
-"""In which order training reads its text: a function of the seed and the sample's number, so that runs can resume."""
+"""The order of the training samples: a function of the seed and the sample's number, so that runs can resume."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["TrainingSamples"]
 class TrainingSamples:
     """An endless sequence of training samples, each one context of tokens.
 
-    Every pass over the text cuts it anew into contexts, from a start drawn at random, and takes them in random order.
-    Sample `i` depends on the tokens, the context, the seed and `i` only.
+    Every pass cuts the text into contexts from another random start, and takes them in random order. Sample `i` depends
+    on the tokens, the context, the seed and `i` only.
 
     Parameters
     ----------

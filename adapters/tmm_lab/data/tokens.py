@@ -1,9 +1,9 @@
 """Token files that are mapped into memory, and the windows of them that a model reads.
 
-A token file holds an end-of-text, then the tokens of each document followed by an end-of-text. Its first token is only
-ever context: every other one is predicted exactly once in a pass over the windows of `TokenWindows`, the first of all
-given an end-of-text. So a model is charged for exactly the bytes of its text and for the end of each document, as the
-baselines are. A document begins at its end-of-text, which is all that a model knows of its first token then.
+A token file holds an end-of-text, then the tokens of each document followed by an end-of-text. The first token of the
+file is never a target; each of the others is predicted exactly once in a pass over `TokenWindows`. So a model pays for
+the bytes of its text and for the end of each document, as the baselines do. A document begins at the end-of-text before
+it, which is the only context of its first token.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from mmap import mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -98,14 +97,14 @@ def open_tokens(path: str | os.PathLike[str]) -> NDArray[Any]:
 def samples_at(
     tokens: NDArray[Any], starts: Sequence[int], context: int, end_of_text: int | None
 ) -> dict[str, NDArray[np.int64]]:
-    """Return what a model reads and foretells in the contexts that begin at `starts`, by its arguments' names.
+    """Return the inputs and the next-token targets of the contexts that begin at `starts`, by argument name.
 
     Parameters
     ----------
     tokens : integer array, shape (n_tokens,)
-        A token file; a context and one token more must follow each start.
+        A token file, with a context and one more token from each start on.
     starts : sequence of int
-        Places of first tokens.
+        Positions of the first tokens.
     context : int
         Tokens of a sample.
     end_of_text : int or None
@@ -130,21 +129,20 @@ def samples_at(
 
 
 def evaluation_windows(tokens: NDArray[Any], context: int, end_of_text: int | None) -> TokenWindows:
-    """Return windows that predict every token from at least half a context, or from all that stands before it.
+    """Return windows in which every token has at least half a context before it, or all tokens that there are.
 
-    With `end_of_text`, "all" is what stands before it in its document. The one way in which this project measures bits
-    per byte, in training and afterwards.
+    With `end_of_text`, those of its document. Bits per byte are measured in this way, in training and in `tmm eval`.
     """
     context = min(context, len(tokens) - 1)
-    return TokenWindows(tokens, context, end_of_text, fresh=max(1, context // 2))
+    return TokenWindows(tokens, context, end_of_text, stride=max(1, context // 2))
 
 
 class TokenWindows:
     """Cut tokens into windows of one context such that every token but the first is predicted exactly once.
 
-    A window is a sample of `samples_at`, of one row: a model reads the tokens `[s, s + context)`, and each predicts the
-    one after it. Targets that an earlier window has predicted are -100. The last window is moved back so that it ends
-    where the tokens end: all windows have one shape, and nothing is padded.
+    A window is one row of `samples_at`: inputs `[s, s + context)`, and as targets the tokens after them. Targets of an
+    earlier window are -100. The last window is moved back to end with the tokens, so all windows have one shape and
+    nothing is padded.
 
     Parameters
     ----------
@@ -154,15 +152,15 @@ class TokenWindows:
         Tokens that a window reads, at least 1.
     end_of_text : int or None
         The id at which documents begin, each isolated from the others; None joins them.
-    fresh : int, optional
-        Tokens that a window predicts for the first time: `context` unless given, the most there are. With fewer,
-        windows overlap, and each prediction has more than `context - fresh` tokens before it (but for the start of the
-        text) at `context / fresh` times the work.
+    stride : int, optional
+        Tokens from one window to the next, `context` unless given. With fewer, windows overlap: each prediction has
+        more than `context - stride` tokens before it (but for the start of the text), at `context / stride` times the
+        work.
 
     Raises
     ------
     ValueError
-        If the tokens do not fill one context, or `context` or `fresh` cannot be.
+        If the tokens do not fill one context, or `context` or `stride` cannot be.
 
     Examples
     --------
@@ -172,14 +170,14 @@ class TokenWindows:
     """
 
     def __init__(
-        self, tokens: NDArray[Any], context: int, end_of_text: int | None, *, fresh: int | None = None
+        self, tokens: NDArray[Any], context: int, end_of_text: int | None, *, stride: int | None = None
     ) -> None:
-        """Lay the windows over `tokens`."""
+        """Check that the windows fit."""
         if context < 1:
             raise InputError(f"context must be at least 1, a token to predict the next from, and is {context}")
-        fresh = context if fresh is None else fresh
-        if not 1 <= fresh <= context:
-            raise InputError(f"fresh must be in [1, context = {context}], and is {fresh}")
+        stride = context if stride is None else stride
+        if not 1 <= stride <= context:
+            raise InputError(f"stride must be in [1, context = {context}], and is {stride}")
         if len(tokens) <= context:
             raise InputError(
                 f"the text is too short: it has {len(tokens)} tokens, counting the end-of-text before it, and one "
@@ -188,7 +186,7 @@ class TokenWindows:
         self.tokens = tokens
         self.context = context
         self.end_of_text = end_of_text
-        self.fresh = fresh
+        self.stride = stride
 
     @property
     def n_predicted(self) -> int:
@@ -197,35 +195,22 @@ class TokenWindows:
 
     def __len__(self) -> int:
         """Return the number of windows."""
-        return 1 + -(-(self.n_predicted - self.context) // self.fresh)
+        return 1 + -(-(self.n_predicted - self.context) // self.stride)
 
     def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
         """Return `input_ids`, `targets` and, unless documents are joined, `segment_ids` of one window, (context,)."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
         index %= len(self)
-        start = min(index * self.fresh, self.n_predicted - self.context)
+        start = min(index * self.stride, self.n_predicted - self.context)
         window = {
             name: row[0] for name, row in samples_at(self.tokens, [start], self.context, self.end_of_text).items()
         }
         if index > 0:
-            predicted_before = (index - 1) * self.fresh + self.context
+            predicted_before = (index - 1) * self.stride + self.context
             window["targets"] = window["targets"].copy()  # it shares memory with what the model reads
             window["targets"][: predicted_before - start] = IGNORED
         return window
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Give another process the name of the token file, not a copy of it."""
-        state = dict(self.__dict__)
-        if isinstance(self.tokens, np.memmap) and isinstance(self.tokens.base, mmap):  # a whole file, no part of one
-            state["tokens"] = Path(self.tokens.filename)
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Map the token file again."""
-        self.__dict__.update(state)
-        if isinstance(self.tokens, Path):
-            self.tokens = open_tokens(self.tokens)
 
 
 def bits_per_byte(nats: float, part: Part) -> float:

@@ -17,7 +17,7 @@ from tmm_core.lm import parameter_shapes
 
 from .spectra import FiniteSection, dominant_lag, finite_section, inverse_growth
 
-__all__ = ["Filter", "Verdict", "filters_of", "index_of", "judge", "vanishing"]
+__all__ = ["Filter", "FilterReport", "analyse", "filters_of", "index_of", "vanishing"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FilterReport:
     """What is known of one filter; all but `index` are NaN or None where its lags are no numbers."""
 
     filter: Filter
@@ -89,11 +89,11 @@ def filters_of(lags: Mapping[str, Any], config: TMMConfig) -> list[Filter]:
         If the model has no layers, divides by the running sum of its lags, or the arrays are not those of `config`.
     """
     if config.n_layers == 0:
-        raise InputError("the model has no layers: there is no filter to judge; choose another model")
+        raise InputError("the model has no layers: there is no filter to analyse; choose another model")
     if config.mean:
         raise InputError(
             "every layer of this model divides its product by the running sum of the lags (mean=True), at each "
-            "position by another number: no layer is a Toeplitz operator, none is judged; choose one with mean=False"
+            "position by another number: no layer is a Toeplitz operator, none is analysed; choose one with mean=False"
         )
     if config.n_layers > len(lags):  # before names are listed: a damaged configuration may ask for any number
         raise InputError(f"there are {len(lags)} arrays of lags, too few for n_layers={config.n_layers}")
@@ -111,7 +111,7 @@ def filters_of(lags: Mapping[str, Any], config: TMMConfig) -> list[Filter]:
     return filters
 
 
-def judge(filters: Sequence[Filter], n: int) -> list[Verdict]:
+def analyse(filters: Sequence[Filter], n: int) -> list[FilterReport]:
     """Return what is known of each filter, and of the matrix that it is on n tokens.
 
     Parameters
@@ -129,14 +129,14 @@ def judge(filters: Sequence[Filter], n: int) -> list[Verdict]:
     finite = [bool(np.isfinite(f.lags).all()) for f in filters]
     rows = [f.diagonal for f, fine in zip(filters, finite, strict=True) if fine]
     growths = iter(inverse_growth(np.stack(rows), n).tolist() if rows else ())
-    verdicts = []
+    reports = []
     for f, fine in zip(filters, finite, strict=True):
         if fine:
             section, growth, (lag, share) = finite_section(f.diagonal, n), next(growths), dominant_lag(f.diagonal)
-            verdicts.append(Verdict(f, index_of(f), section, growth, lag, share))
+            reports.append(FilterReport(f, index_of(f), section, growth, lag, share))
         else:
-            verdicts.append(Verdict(f, index_of(f), None, math.nan, None, math.nan))
-    return verdicts
+            reports.append(FilterReport(f, index_of(f), None, math.nan, None, math.nan))
+    return reports
 
 
 def vanishing(f: Filter, n: int) -> int | None:

@@ -20,7 +20,7 @@ __all__ = ["GREY", "colours_of", "draw_key", "draw_rows", "lag_axis", "require_p
 GREY = "#666666"
 # Okabe and Ito's palette, which colour-blind readers tell apart; more curves than it has get a scale.
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#9A8B00")
-_WIDTH, _ROW, _TOP, _BOTTOM = 15.0, 2.9, 1.2, 0.15  # inches
+_WIDTH, _ROW, _GAP, _TOP = 15.0, 2.9, 0.65, 1.35  # inches; a row is a panel and the gap below it
 _DPI = 110
 _ROWS_A_PAGE = 4  # of a PDF
 _MOST_ROWS = 200  # of a PNG: the renderer ends at 2^16 pixels
@@ -97,27 +97,31 @@ def _pages(
     pages: Sequence[Sequence[Any]], draw: DrawRow, columns: Sequence[tuple[str, float]], title: str
 ) -> Iterator[Figure]:
     """Draw figure after figure; panels stand at fixed inches, as a layout found by drawing takes seconds for 80."""
+    headings, widths = zip(*columns, strict=True)
     for rows in pages:
-        height = _TOP + _ROW * len(rows) + _BOTTOM
+        height = _TOP + _ROW * len(rows)
         figure = Figure(figsize=(_WIDTH, height), dpi=_DPI)
         figure.text(0.012, 1 - 0.16 / height, title, fontsize=9.5, va="top", linespacing=1.5)
-        for number, row in enumerate(rows):
-            bottom = height - _TOP - _ROW * (number + 1)
-            axes, left = [], 0.012
-            for column, (heading, share) in enumerate(columns):
-                room = 0 if column == 0 else 0.035  # for the labels of an axis
-                place = (left + room, (bottom + 0.5) / height, share - room - 0.01, (_ROW - 0.65) / height)
-                axes.append(_panel(figure, place))
-                if number == 0:
-                    figure.text(place[0], (height - _TOP + 0.02) / height, heading, fontsize=10, fontweight="bold")
-                left += share
+        with matplotlib.rc_context(_STYLE):
+            panels = figure.subplots(
+                len(rows),
+                len(columns),
+                squeeze=False,
+                width_ratios=widths,
+                gridspec_kw={
+                    "left": 0.012,
+                    "right": 0.985,
+                    "top": 1 - _TOP / height,
+                    "bottom": _GAP / height,
+                    "wspace": 0.045 * len(columns),
+                    "hspace": _GAP / (_ROW - _GAP),
+                },
+            )
+        for axes, heading in zip(panels[0], headings, strict=True):
+            axes.set_title(heading, loc="left", fontsize=10, fontweight="bold")
+        for axes, row in zip(panels, rows, strict=True):
             draw(axes, row)
         yield figure
-
-
-def _panel(figure: Figure, place: tuple[float, float, float, float]) -> Axes:
-    with matplotlib.rc_context(_STYLE):
-        return figure.add_axes(place)
 
 
 def draw_key(axes: Axes, name: str, texts: Mapping[int, str], colours: Sequence[Any]) -> None:

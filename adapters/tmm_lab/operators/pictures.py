@@ -15,20 +15,21 @@ from numpy.typing import NDArray
 
 from tmm_core.index import toeplitz_symbol
 
-from .filters import Filter, Verdict
+from .filters import Filter, FilterReport
 from .panels import GREY, colours_of, draw_key, draw_rows, lag_axis, thin
 
-__all__ = ["WHAT_TO_SEE", "WHAT_TO_SEE_OVER_TIME", "plot_over_time", "plot_verdicts"]
+__all__ = ["WHAT_TO_SEE", "WHAT_TO_SEE_OVER_TIME", "plot_filters", "plot_over_time"]
 
 WHAT_TO_SEE = (
-    "Each curve is a filter's symbol. It turns clockwise around the origin (+) as often as the index is below 0: index "
-    "0 is invertible, -1 like the shift.\nAs many singular values vanish, tokens that the matrix "
-    "forgets, once n is far beyond the lags; before, as many as there are zeros well inside the circle."
+    "Each curve is the symbol of a filter. Its index is minus the number of clockwise turns around the origin (+): 0 "
+    "is invertible, -1 is like the shift by one token.\n"
+    "The matrix on n tokens forgets as many tokens as singular values vanish: minus the index where n is much larger "
+    "than the lags, else the number of zeros well inside the circle."
 )
 WHAT_TO_SEE_OVER_TIME = (
-    "Where an index jumps, the symbol's curve has crossed the origin. As many tokens as singular values vanish are "
-    "forgotten by the matrix on n tokens; the shift forgets 1.\n"
-    "Lags that keep their colour from top to bottom were not moved by training."
+    "An index jumps where the curve of the symbol crosses the origin. The matrix on n tokens forgets as many tokens as "
+    "singular values vanish; the shift by one token forgets one.\n"
+    "Lags that keep their colour from top to bottom did not change in training."
 )
 
 _BESIDE, _BELOW = 2.3, 2.9  # radii from one symbol to the next
@@ -39,18 +40,18 @@ _HEADS_A_ROW = 8
 _MOST_PARTED = 512  # filters whose layers are parted into several rows
 _EPS = float(np.finfo(np.float64).eps)
 
-Row = list[Verdict]
+Row = list[FilterReport]
 
 
-def plot_verdicts(path: Path, verdicts: Sequence[Verdict], *, title: str) -> None:
+def plot_filters(path: Path, reports: Sequence[FilterReport], *, title: str) -> None:
     """Draw a row a layer: its heads with their indices, symbols, lags, magnitudes and singular values.
 
     Parameters
     ----------
     path : Path
         A PNG, with all layers below each other, or a PDF, with four rows a page.
-    verdicts : sequence of Verdict
-        From `operators.judge`.
+    reports : sequence of FilterReport
+        From `operators.analyse`.
     title : str
         Stands above.
 
@@ -61,13 +62,13 @@ def plot_verdicts(path: Path, verdicts: Sequence[Verdict], *, title: str) -> Non
     OSError
         If the file cannot be written.
     """
-    two = any(v.filter.product == 2 for v in verdicts)
-    rows = [[verdicts[i] for i in row] for row in _rows([v.filter for v in verdicts])]
+    two = any(r.filter.product == 2 for r in reports)
+    rows = [[reports[i] for i in row] for row in _rows([r.filter for r in reports])]
 
     def draw(axes: Sequence[Axes], row: Row) -> None:
         colours = colours_of(len(row))
-        draw_key(axes[0], _name(row[0].filter, two), {v.filter.head: _index_text(v) for v in row}, colours)
-        finite = [(v, colour) for v, colour in zip(row, colours, strict=True) if v.section is not None]
+        draw_key(axes[0], _name(row[0].filter, two), {r.filter.head: _index_text(r) for r in row}, colours)
+        finite = [(r, colour) for r, colour in zip(row, colours, strict=True) if r.section is not None]
         if not finite:
             for ax in axes[1:]:
                 ax.set_axis_off()
@@ -102,7 +103,7 @@ def plot_over_time(
     Parameters
     ----------
     path : Path
-        A PNG or a PDF, as for `plot_verdicts`.
+        A PNG or a PDF, as for `plot_filters`.
     steps : sequence of int
         Optimiser steps, ascending.
     filters : sequence of sequences of Filter
@@ -117,7 +118,7 @@ def plot_over_time(
     Raises
     ------
     ValueError, FileNotFoundError, IsADirectoryError, OSError
-        As `plot_verdicts`.
+        As `plot_filters`.
     """
     two = any(f.product == 2 for f in filters[0])
     rows = _rows(filters[0])
@@ -131,7 +132,7 @@ def plot_over_time(
             for place, (i, colour) in enumerate(zip(row, colours, strict=True)):
                 aside = 0.3 * (place / max(len(row) - 1, 1) - 0.5)  # heads of one number stand beside each other
                 ax.plot(steps, numbers[:, i] + aside, color=colour, marker="o", markersize=3, linewidth=1)
-            ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             ax.set_xlabel("step")
         _draw_lags_over_time(axes[3], lags[:, row], [filters[0][i].head for i in row])
 
@@ -154,7 +155,7 @@ def _rows(filters: Sequence[Filter]) -> list[list[int]]:
     return [layer[first : first + _HEADS_A_ROW] for layer in layers for first in range(0, len(layer), _HEADS_A_ROW)]
 
 
-def _draw_symbols(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
+def _draw_symbols(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
     """Draw each symbol around an origin of its own, over its largest value: the index does not see scale."""
     width, height = axes.get_window_extent().size
     # As large as possible: as many beside each other as makes the smaller of the two scales largest.
@@ -167,15 +168,15 @@ def _draw_symbols(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
     circle = np.append(np.exp(1j * np.linspace(0, 2 * math.pi, 100)), np.nan)  # a gap before the next one
     circles = (origins[:, None] + circle).ravel()
     axes.plot(circles.real, circles.imag, color="#cccccc", linewidth=0.5, zorder=1)
-    for origin, (v, colour) in zip(origins, row, strict=True):
-        a = _symbol(v.filter.diagonal)
+    for origin, (r, colour) in zip(origins, row, strict=True):
+        a = _symbol(r.filter.diagonal)
         a = origin + a / (np.abs(a).max() or 1.0)
         style = thin(len(row), len(a))
         style["linewidth"] /= math.sqrt(across)
         axes.plot(a.real, a.imag, color=colour, **style)
         if across <= _MOST_NAMED_ACROSS:
             axes.text(
-                origin.real, origin.imag + 1.08, _index_text(v), fontsize=8, color=colour, ha="center", va="bottom"
+                origin.real, origin.imag + 1.08, _index_text(r), fontsize=8, color=colour, ha="center", va="bottom"
             )
     for colour, size, width in (("white", 22 / across + 3, 3.6), ("black", 22 / across, 1.6)):
         axes.plot(
@@ -194,22 +195,22 @@ def _draw_symbols(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
     axes.set_axis_off()
 
 
-def _draw_lags(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
-    for v, colour in row:
-        w = v.filter.diagonal
+def _draw_lags(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
+    for r, colour in row:
+        w = r.filter.diagonal
         axes.plot(
             np.arange(1, len(w) + 1), w, color=colour, marker="." if len(w) <= 64 else None, **thin(len(row), len(w))
         )
     axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
-    lag_axis(axes, max(len(v.filter.diagonal) for v, _ in row), edge=0.9)
+    lag_axis(axes, max(len(r.filter.diagonal) for r, _ in row), edge=0.9)
     axes.margins(y=0.08)
 
 
-def _draw_magnitudes(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
+def _draw_magnitudes(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
     """Draw the magnitudes from angle 0 to pi; where they vary too fast to be drawn, their least and greatest values."""
     lowest, highest = math.inf, 0.0
-    for v, colour in row:
-        a = np.abs(_symbol(v.filter.diagonal))
+    for r, colour in row:
+        a = np.abs(_symbol(r.filter.diagonal))
         half = a[: len(a) // 2]  # real lags: the other half mirrors it
         bins = half.reshape(min(len(half), _BINS), -1)
         least, greatest = bins.min(axis=1), bins.max(axis=1)
@@ -228,9 +229,9 @@ def _draw_magnitudes(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
     axes.set_xlabel("frequency (radians per token)")
 
 
-def _draw_singular_values(axes: Axes, row: Sequence[tuple[Verdict, Any]]) -> None:
+def _draw_singular_values(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
     """Draw singular values from the smallest on, on a logarithmic axis that shows the few that an index is about."""
-    sections = [v.section for v, _ in row if v.section is not None]
+    sections = [r.section for r, _ in row if r.section is not None]
     n = sections[0].n
     largest = max((s.largest for s in sections if not math.isnan(s.largest)), default=0.0) or 1.0
     band = n * _EPS * largest
@@ -289,8 +290,8 @@ def _name(f: Filter, two_products: bool) -> str:
     return f"layer {f.layer}" + (f", T{f.product}" if two_products else "")
 
 
-def _index_text(v: Verdict) -> str:
-    return "no index" if v.index.index is None else str(v.index.index)
+def _index_text(r: FilterReport) -> str:
+    return "no index" if r.index.index is None else str(r.index.index)
 
 
 def _whole(value: float) -> str:

@@ -10,27 +10,27 @@ from typing import Any
 
 from tmm_core import TMMConfig
 
-from .filters import Filter, Verdict
+from .filters import Filter, FilterReport
 
-__all__ = ["place", "plain", "print_table", "size_of", "summary_of", "table_over_time", "verdict_table"]
+__all__ = ["filter_table", "place", "plain", "print_table", "size_of", "summary_of", "table_over_time"]
 
 
-def verdict_table(verdicts: Sequence[Verdict], config: TMMConfig) -> list[list[str]]:
+def filter_table(reports: Sequence[FilterReport], config: TMMConfig) -> list[list[str]]:
     """Return the table, the heading first; what it cannot say of a filter it says why."""
     heading = ["index", "margin", "certified", "rank", "condition", "inverse/lag", "lag", "energy", ""]
     rows = [[*_place_names(config), *heading]]
-    for v in verdicts:
-        index = [_index_cell(v.index.index), f"{v.index.margin:.2g}", "yes" if v.index.certified else "no"]
+    for r in reports:
+        index = [_index_cell(r.index.index), f"{r.index.margin:.2g}", "yes" if r.index.certified else "no"]
         cells = ["-"] * 5
-        if v.section is not None:
-            s = v.section
+        if r.section is not None:
+            s = r.section
             beyond = math.isinf(s.condition)
             rank = str(s.rank) if s.rank is not None else f"< {s.n}" if beyond else "-"
             bound = f"> {1 / (s.n * sys.float_info.epsilon):.0e}"
             condition = bound if beyond else "-" if math.isnan(s.condition) else f"{s.condition:.2g}"
-            energy = "-" if math.isnan(v.share) else f"{v.share:.1%}"
-            cells = [rank, condition, f"x {v.growth:.3g}", str(v.lag), energy]
-        rows.append([*_place_cells(v.filter, config), *index, *cells, v.reason])
+            energy = "-" if math.isnan(r.share) else f"{r.share:.1%}"
+            cells = [rank, condition, f"x {r.growth:.3g}", str(r.lag), energy]
+        rows.append([*_place_cells(r.filter, config), *index, *cells, r.reason])
     return rows
 
 
@@ -48,21 +48,21 @@ def table_over_time(
     return rows
 
 
-def plain(v: Verdict) -> dict[str, Any]:
-    """Return a verdict as JSON has it: what is infinite, or not known, is null."""
-    section = v.section
+def plain(r: FilterReport) -> dict[str, Any]:
+    """Return a report as JSON has it: what is infinite, or not known, is null."""
+    section = r.section
     numbers = {
         "rank": None if section is None else section.rank,
         "condition": None if section is None else section.condition,
         "largest_singular_value": None if section is None else section.largest,
         "smallest_singular_value": None if section is None else section.smallest,
-        "inverse_growth": v.growth,
-        "dominant_lag": v.lag,
-        "dominant_share": v.share,
+        "inverse_growth": r.growth,
+        "dominant_lag": r.lag,
+        "dominant_share": r.share,
     }
-    index = {"index": v.index.index, "margin": v.index.margin, "certified": v.index.certified, "reason": v.index.reason}
+    index = {"index": r.index.index, "margin": r.index.margin, "certified": r.index.certified, "reason": r.index.reason}
     known = {name: x if x is not None and math.isfinite(x) else None for name, x in numbers.items()}
-    return {**place(v.filter), **index, **known, "missing": "" if section is None else section.missing}
+    return {**place(r.filter), **index, **known, "missing": "" if section is None else section.missing}
 
 
 def place(f: Filter) -> dict[str, int]:
@@ -86,7 +86,9 @@ def size_of(config: TMMConfig) -> str:
     """Return how many filters a model has, of how many lags."""
     each = f"{config.n_heads} heads" if config.n_heads else "one filter"
     kernel = (
-        f", kernels over {config.kernel_size} channels judged by their own channel's" if config.kernel_size > 1 else ""
+        f", kernels over {config.kernel_size} channels, of which the own one is analysed"
+        if config.kernel_size > 1
+        else ""
     )
     products = " and two products" if config.mix_layers == 2 else ""
     return f"{config.n_layers} layers of {each}{products}, {config.lags} lags{kernel}"

@@ -1,0 +1,28 @@
+"""Run a command of `tmm` that must do, or one that must be refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tmm_lab.cli import main
+
+
+def told(capsys: pytest.CaptureFixture[str], *command: object) -> str:
+    """Run a command that must do; return what it prints."""
+    capsys.readouterr()
+    code = main(list(map(str, command)))
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *command: object, code: int | None = None) -> str:
+    """Run a command that must fail with one line on stderr that calls it no bug; return the line."""
+    capsys.readouterr()
+    found = main(list(map(str, command)))
+    error = capsys.readouterr().err
+    assert found in ((1, 2) if code is None else (code,)), error
+    assert error.startswith("tmm: error: ")
+    assert error.count("\n") == 1, f"more than one line: {error}"
+    assert "this is a bug" not in error
+    return error
