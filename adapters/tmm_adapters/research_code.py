@@ -1,9 +1,9 @@
 """Models of the paper's research code (GitHub ethan-w-roland/ToeplitzMixers), read by their own names.
 
-There are two families. The paper's code keeps a linear layer and a filter for each head, stores lags as (1, n) or, for
-kernels, (m, n), and mixes channels first; the later code keeps one matrix for all heads and softplus lags, and mixes
-tokens first. Both multiply activations laid out (batch, channels, time) from the right, which is our product. Row i of
-a kernel reads the channel m-1-i places below, as ours does: the code puts m-1 zero channels below the first.
+There are two families. The paper's code (v1) keeps a linear layer and a filter for each head, stores lags as (1, n) or,
+for kernels, (m, n), and mixes channels first; its later code (v2) keeps one matrix for all heads and softplus lags, and
+mixes tokens first. Both multiply activations laid out (batch, channels, time) from the right, which is our product. Row
+i of a kernel reads the channel m-1-i places below, as ours does: the code puts m-1 zero channels below the first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tmm_core import TMMConfig, lm
 from tmm_core._arrays.exchange import share
 from tmm_core.errors import InputError
 
-__all__ = ["plain_parameters", "read_authors"]
+__all__ = ["from_research_code"]
 
 # The authors' names and ours; a group called `head` numbers tensors that make one of ours together.
 _MIXER = r"mixer_blocks\.(\d+)\.token_mixing_layer\."
-_PAPER = {
+_V1 = {
     r"input_layer\.weight": r"embed.weight",
     r"mixer_blocks\.(\d+)\.channel_norm\.(weight|bias)": r"blocks.\1.mlp_norm.\2",
     r"mixer_blocks\.(\d+)\.channel_mixing_layer\.0\.(weight|bias)": r"blocks.\1.mlp.up.\2",
@@ -36,7 +36,7 @@ _PAPER = {
     _MIXER + r"out_proj\.(weight|bias)": r"blocks.\1.mix.out_proj.\2",
     r"output_layer\.weight": r"unembed.weight",
 }
-_LATER = {
+_V2 = {
     r"inp_embed\.weight": r"embed.weight",
     r"blocks\.(\d+)\.mlp_norm\.weight": r"blocks.\1.mlp_norm.weight",
     r"blocks\.(\d+)\.mlp\.fc1\.(weight|bias)": r"blocks.\1.mlp.up.\2",
@@ -51,20 +51,15 @@ _LATER = {
 }
 
 
-def plain_parameters(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters alone: files that also hold gradients and results mark them by `param.`."""
-    marked = {name.removeprefix("param."): p for name, p in tensors.items() if name.startswith("param.")}
-    return marked or tensors
-
-
-def read_authors(tensors: Mapping[str, Any], *, mean: bool | None = None) -> tuple[TMMConfig, dict[str, Any]]:
+def from_research_code(tensors: Mapping[str, Any], *, mean: bool | None = None) -> tuple[TMMConfig, dict[str, Any]]:
     """Return the configuration and the parameters of a model of the paper's research code.
 
     Parameters
     ----------
     tensors : mapping of names to arrays
         The state dict of the research code's model: arrays of any library, under their own names, also with the
-        prefixes that compiled and distributed models put before them.
+        prefixes that compiled and distributed models put before them. Where names begin with `param.`, all others are
+        left out: results that a file holds beside the parameters.
     mean : bool, optional
         Whether a model with softplus lags divides by their running sum, which its tensors do not tell.
 
@@ -82,23 +77,25 @@ def read_authors(tensors: Mapping[str, Any], *, mean: bool | None = None) -> tup
     ValueError
         If names are unknown or missing, shapes do not fit together, or `mean` is needed and not given.
     """
+    marked = {name.removeprefix("param."): p for name, p in tensors.items() if str(name).startswith("param.")}
+    tensors = marked or tensors
     plain = {_plain(name) for name in tensors}
-    later = "inp_embed.weight" in plain
-    if not later and "input_layer.weight" not in plain:
+    v2 = "inp_embed.weight" in plain
+    if not v2 and "input_layer.weight" not in plain:
         raise InputError(
             "expected a state dict of the authors' research code, with input_layer.weight or inp_embed.weight; "
             f"got {len(tensors)} tensors with names such as {sorted(plain)[:3]}"
         )
-    if later and mean is None:
+    if v2 and mean is None:
         raise InputError(
             "this model's lags are softplus of its parameters, and no tensor tells whether the product is divided by "
             "their running sum: pass mean=True or mean=False (tmm convert --mean or --no-mean)"
         )
-    if not later and mean:
+    if not v2 and mean:
         raise InputError("mean=True is for models with softplus lags (weight_raw), and these are plain: leave mean out")
-    groups = _group(tensors, _LATER if later else _PAPER)
-    params = {name: _merge(name, parts, later) for name, parts in groups.items()}
-    config = _recognise(params, groups, later, bool(mean))
+    groups = _group(tensors, _V2 if v2 else _V1)
+    params = {name: _merge(name, parts, v2) for name, parts in groups.items()}
+    config = _recognise(params, groups, v2, bool(mean))
     lm.check_params(params, config)
     return config, {name: params[name] for name in lm.parameter_shapes(config)}
 
@@ -136,7 +133,7 @@ def _to_numpy(tensor: Any) -> Any:
     return share(tensor.detach().cpu() if hasattr(tensor, "detach") else tensor, np)
 
 
-def _merge(name: str, parts: Mapping[int | None, Any], later: bool) -> Any:
+def _merge(name: str, parts: Mapping[int | None, Any], v2: bool) -> Any:
     """Return one of our parameters: heads in order, lags as (h, k) or (h, m, k)."""
     heads = [parts[key] for key in sorted(parts, key=lambda key: -1 if key is None else key)]
     if parts.keys() != {None} and parts.keys() != set(range(len(heads))):
@@ -145,7 +142,7 @@ def _merge(name: str, parts: Mapping[int | None, Any], later: bool) -> Any:
         )
     if len({part.shape for part in heads}) > 1:
         raise InputError(f"{name}: the heads differ in shape: {[part.shape for part in heads]}")
-    if later or ".mix." not in name or ".out_proj." in name:
+    if v2 or ".mix." not in name or ".out_proj." in name:
         return heads[0]
     if ".in_proj." in name:
         return np.concatenate(heads)
@@ -153,7 +150,7 @@ def _merge(name: str, parts: Mapping[int | None, Any], later: bool) -> Any:
     return stacked[:, 0] if stacked.ndim == 3 and stacked.shape[1] == 1 else stacked
 
 
-def _recognise(params: Mapping[str, Any], groups: Mapping[str, Any], later: bool, mean: bool) -> TMMConfig:
+def _recognise(params: Mapping[str, Any], groups: Mapping[str, Any], v2: bool, mean: bool) -> TMMConfig:
     """Return the variant that names and shapes tell."""
     telling = ["embed.weight", "blocks.0.mlp.up.weight", "blocks.0.mix.lags", "blocks.0.mix.bias"]
     missing = [name for name in telling if name not in params]
@@ -163,7 +160,7 @@ def _recognise(params: Mapping[str, Any], groups: Mapping[str, Any], later: bool
     if (embed.ndim, up.ndim, bias.ndim) != (2, 2, 2) or lags.ndim not in (2, 3):
         shapes = "; ".join(f"{name} {params[name].shape}" for name in telling)
         raise InputError(f"expected two axes, or three of lags with a kernel, and got {shapes}")
-    heads = len(lags) if later or None not in groups["blocks.0.mix.lags"] else 0
+    heads = len(lags) if v2 or None not in groups["blocks.0.mix.lags"] else 0
     return TMMConfig(
         vocab_size=embed.shape[0],
         max_len=bias.shape[-1],
@@ -172,13 +169,13 @@ def _recognise(params: Mapping[str, Any], groups: Mapping[str, Any], later: bool
         n_heads=heads,
         kernel_size=lags.shape[1] if lags.ndim == 3 else 1,
         mix_layers=2 if "blocks.0.mix.lags2" in params else 1,
-        out_proj_bias=not later,
-        softplus=later,
+        out_proj_bias=not v2,
+        softplus=v2,
         mean=mean,
         d_mlp=up.shape[0],
-        activation="gelu_tanh" if later else "silu",
-        norm="rms" if later else "layer",
-        final_norm=later,
-        order="mix_first" if later else "mlp_first",
+        activation="gelu_tanh" if v2 else "silu",
+        norm="rms" if v2 else "layer",
+        final_norm=v2,
+        order="mix_first" if v2 else "mlp_first",
         tie_embeddings="unembed.weight" not in params,
     )

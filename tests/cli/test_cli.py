@@ -23,7 +23,7 @@ import torch
 from support import commands
 
 from tmm_adapters.pretrained import load_model, read_config, read_tensors, save_model, write_tensors
-from tmm_adapters.research_code import read_authors
+from tmm_adapters.research_code import from_research_code
 from tmm_core import TMMConfig, lm
 from tmm_core.errors import TMMError
 from tmm_lab import cli
@@ -521,8 +521,7 @@ def test_convert_reads_a_reference_and_writes_a_model(
     assert "mean=" in refused("convert", source, tmp_path / "model")
     assert not (tmp_path / "model").exists()
     assert main(["convert", str(source), str(tmp_path / "model"), "--mean"]) == 0
-    tensors = {k.removeprefix("param."): v for k, v in read_tensors(source).items() if k.startswith("param.")}
-    config, params = read_authors(tensors, mean=True)
+    config, params = from_research_code(read_tensors(source), mean=True)
     assert read_config(tmp_path / "model") == config
     written = read_tensors(tmp_path / "model" / "model.safetensors")
     assert all((written[name] == params[name]).all() for name in params)

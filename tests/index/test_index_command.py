@@ -22,7 +22,7 @@ from scipy.sparse.linalg import ArpackNoConvergence
 from support.index_models import lags_of, make, make_run, rows_of
 
 from tmm_adapters.pretrained import read_tensors
-from tmm_adapters.research_code import read_authors
+from tmm_adapters.research_code import from_research_code
 from tmm_core import TMMConfig, fredholm_index, lm
 from tmm_lab.cli import main
 from tmm_lab.operators import spectra
@@ -165,8 +165,7 @@ def test_a_filter_too_hard_for_arpack_is_a_row_that_says_so(
 
 def test_the_authors_files_are_read(tmp_path: Path, told: Callable[..., str], refused: Callable[..., str]) -> None:
     for name in ("flat", "heads4", "kernel3", "two_layer", "two_layer_heads2"):
-        tensors = read_tensors(REFERENCE / f"{name}.safetensors")
-        config, params = read_authors({n.removeprefix("param."): t for n, t in tensors.items() if "param." in n})
+        config, params = from_research_code(read_tensors(REFERENCE / f"{name}.safetensors"))
         found = json.loads(told(REFERENCE / f"{name}.safetensors", "--no-plot", "--json"))["filters"]
         lags = [row for n in lm.parameter_shapes(config) if ".mix.lags" in n for row in params[n]]
         assert len(found) == len(lags) > 0

@@ -17,7 +17,7 @@ from support.model_variants import VARIANTS, random_ids, random_params
 import tmm_core
 from tmm_adapters import jax as model
 from tmm_adapters.jax.optimisation import _train_step
-from tmm_adapters.research_code import read_authors
+from tmm_adapters.research_code import from_research_code
 from tmm_adapters.torch import LanguageModel
 from tmm_core import TMMConfig, lm
 from tmm_lab.training.schedule import learning_rate_factor
@@ -81,7 +81,7 @@ def test_the_research_code_is_met(path: Path):
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         mean = json.loads((file.metadata() or {}).get("mean", "null"))
     kinds = [{k.removeprefix(p): t for k, t in tensors.items() if k.startswith(p)} for p in ("param.", "grad.")]
-    (config, params), (_, expected) = (read_authors(kind, mean=mean) for kind in kinds)
+    (config, params), (_, expected) = (from_research_code(kind, mean=mean) for kind in kinds)
     ours, ids = model.from_params(params, config), tensors["input_ids"]
     assert difference(model.apply(ours, ids, config), tensors["logits"]) < 1e-4
     value, grads = value_and_grads(ours, config, input_ids=ids)

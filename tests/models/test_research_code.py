@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from support.model_variants import VARIANTS
 
-from tmm_adapters.research_code import read_authors
+from tmm_adapters.research_code import from_research_code
 from tmm_adapters.torch import LanguageModel
 from tmm_core import TMMConfig, lm
 
@@ -44,8 +44,8 @@ def part(tensors: dict[str, Any], prefix: str) -> dict[str, Any]:
 @pytest.fixture(params=sorted(FILES))
 def reference(request: pytest.FixtureRequest) -> Reference:
     tensors, _, mean = read(request.param)
-    config, params = read_authors(part(tensors, "param."), mean=mean)
-    same, grads = read_authors(part(tensors, "grad."), mean=mean)
+    config, params = from_research_code(part(tensors, "param."), mean=mean)
+    same, grads = from_research_code(part(tensors, "grad."), mean=mean)
     assert same == config
     return Reference(config, params, grads, tensors)
 
@@ -98,7 +98,7 @@ def test_numpy_and_torch_agree_in_float64(reference: Reference):
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_the_configuration_is_that_of_the_file(name: str):
     tensors, told, mean = read(name)
-    config, _ = read_authors(part(tensors, "param."), mean=mean)
+    config, _ = from_research_code(part(tensors, "param."), mean=mean)
     assert (config.vocab_size, config.d_model, config.max_len, config.n_layers) == (
         told["vocab_size"], told["hidden_dim"], told["seq_len"], told["num_blocks"],
     )  # fmt: skip
@@ -109,8 +109,8 @@ def test_the_configuration_is_that_of_the_file(name: str):
 def test_tensors_of_torch_are_taken():
     tensors, _, _ = read("heads4")
     whole = part(tensors, "param.")
-    config, params = read_authors(whole)
-    same, others = read_authors({name: torch.from_numpy(t).requires_grad_() for name, t in whole.items()})
+    config, params = from_research_code(whole)
+    same, others = from_research_code({name: torch.from_numpy(t).requires_grad_() for name, t in whole.items()})
     assert same == config
     assert all(np.array_equal(others[name], params[name]) for name in params)
 
@@ -119,19 +119,19 @@ def test_tensors_of_torch_are_taken():
 @pytest.mark.parametrize(("name", "mean"), [("heads4", None), ("softplus_heads4", False)])
 def test_compiled_and_distributed_models_are_read(name: str, mean: bool | None, prefix: str):
     whole = part(read(name)[0], "param.")
-    config, params = read_authors(whole, mean=mean)
-    same, others = read_authors({prefix + key: tensor for key, tensor in whole.items()}, mean=mean)
+    config, params = from_research_code(whole, mean=mean)
+    same, others = from_research_code({prefix + key: tensor for key, tensor in whole.items()}, mean=mean)
     assert same == config
     assert all(np.array_equal(others[key], params[key]) for key in params)
     with pytest.raises(ValueError, match="a mix of two variants"):
-        read_authors({**whole, prefix + next(reversed(whole)): next(reversed(whole.values()))}, mean=mean)
+        from_research_code({**whole, prefix + next(reversed(whole)): next(reversed(whole.values()))}, mean=mean)
 
 
 def test_a_missing_output_layer_means_tied():
     tensors, _, _ = read("flat")
     whole = part(tensors, "param.")
     del whole["output_layer.weight"]
-    config, params = read_authors(whole)
+    config, params = from_research_code(whole)
     assert config.tie_embeddings
     assert "unembed.weight" not in params
 
@@ -143,7 +143,7 @@ def test_kernels_within_heads_are_read():
     for name in whole:
         if "mixer_heads" in name and name.endswith("weight"):
             whole[name] = rng.standard_normal((3, 20)).astype(np.float32)
-    config, params = read_authors(whole)
+    config, params = from_research_code(whole)
     assert (config.n_heads, config.kernel_size) == (4, 3)
     first = whole["mixer_blocks.1.token_mixing_layer.mixer_heads.2.weight"]
     assert np.array_equal(params["blocks.1.mix.lags"][2], first)
@@ -153,7 +153,7 @@ def test_kernels_within_heads_are_read():
 def test_softplus_models_ask_for_mean(name: str):
     tensors, _, _ = read(name)
     with pytest.raises(ValueError, match=r"mean=True or mean=False.*--no-mean"):
-        read_authors(part(tensors, "param."))
+        from_research_code(part(tensors, "param."))
 
 
 def _drop(name: str) -> Any:
@@ -190,22 +190,22 @@ def test_other_state_dicts_are_refused(change: Any, message: str):
     whole = part(tensors, "param.")
     change(whole)
     with pytest.raises(ValueError, match=message):
-        read_authors(whole)
+        from_research_code(whole)
 
 
 def test_mean_is_refused_for_plain_lags():
     tensors, _, _ = read("flat")
     with pytest.raises(ValueError, match="leave mean out"):
-        read_authors(part(tensors, "param."), mean=True)
+        from_research_code(part(tensors, "param."), mean=True)
 
 
 def test_what_is_no_array_is_refused():
     tensors, _, _ = read("flat")
     whole = part(tensors, "param.") | {"input_layer.weight": [[1.0]]}
     with pytest.raises(TypeError, match="expected an array"):
-        read_authors(whole)
+        from_research_code(whole)
 
 
 def test_our_own_parameters_are_not_the_authors():
     with pytest.raises(ValueError, match="expected a state dict of the authors"):
-        read_authors(lm.init_params(VARIANTS["heads"], np.random.default_rng(0)))
+        from_research_code(lm.init_params(VARIANTS["heads"], np.random.default_rng(0)))

@@ -33,10 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Convert, and say what the model is."""
     require_empty(arguments.dir)
     tensors = read_tensors(arguments.source)
-    from tmm_adapters.research_code import plain_parameters, read_authors
+    from tmm_adapters.research_code import from_research_code
     from tmm_adapters.tokenizers import check_fits, load_tokenizer, missing_tokenizer
 
-    config, params = read_authors(plain_parameters(tensors), mean=arguments.mean)
+    config, params = from_research_code(tensors, mean=arguments.mean)
     tokenizer = None if arguments.tokenizer is None else load_tokenizer(arguments.tokenizer)
     if tokenizer is not None:
         check_fits(tokenizer, config.vocab_size)

@@ -172,9 +172,9 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, TMMConfig, dict[str, An
     """Return where a model was found, its configuration, its lags, and where its picture goes."""
     source: Path | None = arguments.dir
     if source is not None and source.is_file():
-        from tmm_adapters.research_code import plain_parameters, read_authors
+        from tmm_adapters.research_code import from_research_code
 
-        config, params = read_authors(plain_parameters(read_tensors(source)), mean=arguments.mean)
+        config, params = from_research_code(read_tensors(source), mean=arguments.mean)
         lags = {name: p for name, p in params.items() if _LAGS in name}
         return source, config, lags, arguments.plot or source.with_name(f"{source.stem}-index.png")
     if arguments.mean is not None:
