@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from ._arrays.exchange import Array
+from ._definition.pieces import Piece, cut_into_pieces
 from ._definition.toeplitz import Method
 from .errors import InputError, InputTypeError, NotFoundError, UnsupportedError
 
@@ -19,6 +20,7 @@ __all__ = [
     "Method",
     "NotFoundError",
     "Operation",
+    "Piece",
     "Queued",
     "Request",
     "StreamBridge",
@@ -26,6 +28,7 @@ __all__ = [
     "Tiles",
     "UnsupportedError",
     "Writer",
+    "cut_into_pieces",
 ]
 
 Operation = Literal["matmul", "correlate"]

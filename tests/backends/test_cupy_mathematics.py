@@ -1,7 +1,5 @@
 """The laws over the CuPy engine where there is no GPU: by NumPy in place of its kernels, and by those on a CPU."""
 
-import functools
-
 import numpy as np
 import pytest
 from conftest import library_or_skip
@@ -25,9 +23,8 @@ from tmm_core.testing.products import (
 pytest.importorskip("cupy", reason="cupy is not installed")
 from support.cupy_in_numpy import HostEngine, Twin
 
-from tmm_backends._cupy import engine, gpu
+from tmm_backends._cupy import gpu, pieces
 from tmm_backends._cupy.operations import FAR
-from tmm_backends._cupy.pieces import pieces
 
 # Each kernel is compiled for each set of dtypes: these laws need few.
 BY_KERNELS = (check_products, check_correlations, check_segments, check_non_finite, check_non_finite_correlation,
@@ -76,8 +73,7 @@ def test_law_by_kernels(law, kernels, register):
 
 @pytest.mark.parametrize("law", [check_products, check_correlations, check_segments, check_independence])
 def test_law_by_small_pieces(law, register, monkeypatch):
-    monkeypatch.setattr(engine, "pieces", functools.partial(pieces, most=600))
-    monkeypatch.setattr(engine, "ENTRIES", 600)
+    monkeypatch.setattr(pieces, "ENTRIES", 600)
     register(Twin())
     law(get_library("numpy"), "json")
 
@@ -149,6 +145,6 @@ def test_pieces_of_a_head_read_their_neighbours(monkeypatch):
 
     expected = dense_product(w, x), dense_product(w, x, adjoint=True), dense_correlation(x, g, 50, 1, 3)
     for most in (1 << 24, 200):  # in one piece, and in three of one row
-        monkeypatch.setattr(engine, "pieces", functools.partial(pieces, most=most))
+        monkeypatch.setattr(pieces, "ENTRIES", most)
         for found, right in zip(run(), expected, strict=True):
             np.testing.assert_allclose(found, right, atol=1e-12)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from tmm_core.backend import Method, Request
 
 from . import gpu
 from .operations import FAR, ZERO, Operations, Survey
-from .pieces import ENTRIES, Window, pieces
+from .pieces import Window, pieces, row_groups
 
 __all__ = ["CupyEngine"]
 
@@ -147,12 +146,12 @@ class CupyEngine:
         lags, kernel_size = filters.signals.shape[0], filters.signals.shape[-1]
         modulate, buffer = computed.kind == "f", xp.result_type(computed, xp.complex64)
         length = fast_length(n if modulate else n + lags - 1)
-        for some, parts in pieces(length, rows, heads, width, kernel_size):
+        for some, group in pieces(length, rows, heads, width, kernel_size):
             spectra = self._spectra(filters, some, length, buffer, modulate, adjoint)
             scales, norms = filters.exponents[:, some], filters.norms[:, some]
-            for part in parts:
-                window = Window(part.channels, kernel_size, width, adjoint)
-                read = part.rows, part.heads, window.read
+            for piece in group:
+                window = Window(piece.channels, kernel_size, width, adjoint)
+                read = piece.rows, piece.heads, window.read
                 exponents = survey.exponents[read]
                 X = do.load(x[:, *read], exponents, length, buffer, modulate=modulate)
                 do.transform(X, inverse=False)
@@ -167,7 +166,7 @@ class CupyEngine:
                     read_norms = xp.stack(window.rows(survey.norms[read], 0), -1)
                     norm_products = (xp.ldexp(read_norms, relative_scales) * norms[:, :, None]).sum(-1)
                 do.transform(X, inverse=True)
-                do.store(X, out[:, *part], sizes, norm_products * _rounding(computed, n), modulate=modulate)
+                do.store(X, out[:, *piece], sizes, norm_products * _rounding(computed, n), modulate=modulate)
 
     def _correlation(
         self, x: Array, g: Array, seen_x: Survey, seen_g: Survey, computed: Any, kernel_size: int, lags: int
@@ -184,18 +183,18 @@ class CupyEngine:
         norm_products = xp.stack(whole.rows(seen_x.norms, 0), -1) * seen_g.norms[..., None]
         noise = xp.ldexp(norm_products, relative_scales).sum((0, 2)) * _rounding(computed, n)
         out = xp.empty((heads, kernel_size, lags), computed)
-        for some, parts in pieces(length, rows, heads, width, kernel_size):
+        for some, group in pieces(length, rows, heads, width, kernel_size):
             total = xp.zeros((length, 1, some.stop - some.start, kernel_size), buffer)
-            for part in parts:
-                window = Window(part.channels, kernel_size, width, False)
-                read = part.rows, part.heads, window.read
+            for piece in group:
+                window = Window(piece.channels, kernel_size, width, False)
+                read = piece.rows, piece.heads, window.read
                 X = do.load(x[:, *read], seen_x.exponents[read], length, buffer, modulate=modulate)
-                G = do.load(g[:, *part], seen_g.exponents[part], length, buffer, modulate=modulate)
+                G = do.load(g[:, *piece], seen_g.exponents[piece], length, buffer, modulate=modulate)
                 do.transform(X, inverse=False)
                 do.transform(G, inverse=False)
                 for i in range(kernel_size):
                     sources, targets = window.pairs(i)
-                    scales = relative_scales[*part, i][..., targets]
+                    scales = relative_scales[*piece, i][..., targets]
                     total[:, 0, :, i] += do.cross_spectrum(X[..., sources], G[..., targets], scales)
             do.transform(total, inverse=True)
             view = out[some].transpose(2, 0, 1)[:, None]
@@ -214,7 +213,7 @@ class CupyEngine:
             self._product(self._filters(w, computed), signals, survey, results, computed, adjoint)
             return part
 
-        for ids, some, target in _row_groups(segment_ids, x, out):
+        for ids, some, target in row_groups(segment_ids, x, out):
             wide = some.astype(computed, copy=False)
             target[...] = masks.by_segments(product, w, wide, ids, adjoint=adjoint)
 
@@ -229,7 +228,7 @@ class CupyEngine:
             return self._correlation(sources, targets, seen_x, seen_g, computed, kernel_size, min(lags, x.shape[-2]))
 
         total = self._operations.xp.zeros((heads, kernel_size, lags), computed)
-        for ids, *pair in _row_groups(segment_ids, x, g):
+        for ids, *pair in row_groups(segment_ids, x, g):
             x, g = (a.astype(computed, copy=False) for a in pair)
             total += masks.correlate_by_segments(correlate, x, g, ids, lags=lags)
         return total
@@ -264,15 +263,6 @@ def _time_first(a: Array, heads: int) -> Array:
     """Return `(..., n, d)` as `(n, rows, heads, channels)`."""
     n, d = a.shape[-2:]
     return a.reshape(-1, n, heads, d // heads).transpose(1, 0, 2, 3)
-
-
-def _row_groups(segment_ids: Array, *arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yield ids `(rows, n)` and signals `(rows, n, d)`, as many rows as are computed at once."""
-    n, d = arrays[0].shape[-2:]
-    flat = [segment_ids.reshape(-1, n), *(a.reshape(-1, n, d) for a in arrays)]
-    step = max(1, ENTRIES // (n * d))
-    for start in range(0, flat[0].shape[0], step):
-        yield tuple(a[start : start + step] for a in flat)
 
 
 def _doubled(a: Array) -> Array:

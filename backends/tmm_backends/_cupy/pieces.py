@@ -4,48 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tmm_core._arrays import exchange
 from tmm_core._arrays.exchange import Array
+from tmm_core.backend import Piece, cut_into_pieces
 
-__all__ = ["ENTRIES", "Part", "Window", "pieces"]
+__all__ = ["ENTRIES", "Window", "pieces", "row_groups"]
 
 ENTRIES = 1 << 24
 """Entries of a buffer at most, so that a product needs a few hundred megabytes beside its arrays."""
 
 
-class Part(NamedTuple):
-    """Rows, heads, and channels of each head that are computed at once."""
-
-    rows: slice
-    heads: slice
-    channels: slice
+def pieces(length: int, rows: int, heads: int, width: int, kernel_size: int) -> Iterator[tuple[slice, list[Piece]]]:
+    """Cut signals into pieces of about `ENTRIES` entries, for transforms of a length."""
+    columns, least_channels = max(1, ENTRIES // length), 4 * (kernel_size - 1)
+    return cut_into_pieces(rows, heads, width, columns=columns, least_channels=least_channels)
 
 
-def pieces(
-    length: int, rows: int, heads: int, width: int, kernel_size: int, most: int = ENTRIES
-) -> Iterator[tuple[slice, list[Part]]]:
-    """Cut signals of transforms of `length`: first by heads, whose filters are then prepared once.
-
-    >>> [some for some, parts in pieces(8, 1, 3, 4, 1, most=64)]
-    [slice(0, 2, None), slice(2, 3, None)]
-    """
-    columns = max(1, most // length)
-    channels = min(width, max(columns, 4 * (kernel_size - 1)))  # the kernel reads m - 1 more
-    channels = -(-width // -(-width // channels))  # equal pieces
-    together = max(1, min(heads, columns // width))
-    at_once = max(1, columns // (together * channels))
-    for head in range(0, heads, together):
-        some = slice(head, min(head + together, heads))
-        yield (
-            some,
-            [
-                Part(slice(row, min(row + at_once, rows)), some, slice(channel, min(channel + channels, width)))
-                for row in range(0, rows, at_once)
-                for channel in range(0, width, channels)
-            ],
-        )
+def row_groups(segment_ids: Array, *arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Yield ids `(rows, n)` and signals `(rows, n, d)`, as many rows as are computed at once."""
+    n, d = arrays[0].shape[-2:]
+    flat = [segment_ids.reshape(-1, n), *(a.reshape(-1, n, d) for a in arrays)]
+    step = max(1, ENTRIES // (n * d))
+    for start in range(0, flat[0].shape[0], step):
+        yield tuple(a[start : start + step] for a in flat)
 
 
 @dataclass(frozen=True)

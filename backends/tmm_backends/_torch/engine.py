@@ -14,7 +14,8 @@ from tmm_core._arrays.properties import result_dtype_name
 from tmm_core._definition import masks, toeplitz
 from tmm_core.backend import Method, Request
 
-from .pieces import Scales, choose_algorithm, pieces, read, regained
+from .pieces import choose_algorithm, pieces, take
+from .scales import Scales, rescaled
 
 __all__ = ["TorchEngine"]
 
@@ -130,18 +131,18 @@ def _product(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool, scales: Sc
     results = out.view(signals.shape)
     algorithm = choose_algorithm(signals.shape, lags, w.dtype, x.device)
     before, after = (0, kernel_size - 1) if adjoint else (kernel_size - 1, 0)
-    for some_heads, parts in pieces(signals.shape, kernel_size, x.device, algorithm):
-        lags_of_some = scales.unit_filters(w, some_heads)
-        filters = algorithm.filters(lags_of_some, adjoint=adjoint)
-        for part in parts:
-            block, shares, exponents = scales.unit_signals(signals, part, before, after, kernel_size, adjoint)
-            target = read(results, part)
-            if shares is None or exponents is None:
-                algorithm.product(filters, block, target, adjoint=adjoint, shares=None)
+    for some_heads, group in pieces(signals.shape, kernel_size, x.device, algorithm):
+        lags_of_some = scales.scaled_filters(w, some_heads)
+        filters = algorithm.prepare_filters(lags_of_some, adjoint=adjoint)
+        for piece in group:
+            block, row_scales, exponents = scales.scaled_signals(signals, piece, before, after, kernel_size, adjoint)
+            target = take(results, piece)
+            if row_scales is None or exponents is None:
+                algorithm.product(filters, block, target, adjoint=adjoint, row_scales=None)
             else:
                 unit = torch.empty(target.shape, dtype=w.dtype, device=x.device)
-                algorithm.product(filters, block, unit, adjoint=adjoint, shares=shares)
-                target.copy_(regained(unit, exponents, scales.noise(lags_of_some, block, shares, adjoint)))
+                algorithm.product(filters, block, unit, adjoint=adjoint, row_scales=row_scales)
+                target.copy_(rescaled(unit, exponents, scales.noise(lags_of_some, block, row_scales, adjoint)))
     return out
 
 
@@ -155,15 +156,15 @@ def _correlation(
     out = torch.empty((heads, kernel_size, lags), dtype=dtype, device=x.device)
     noise = torch.zeros((heads, kernel_size, 1), dtype=dtype.to_real(), device=x.device)
     largest = scales.largest_pairs(kernel_size)
-    for some_heads, parts in pieces(signals.shape, kernel_size, x.device, algorithm):
-        total = algorithm.nothing(some_heads.stop - some_heads.start, kernel_size)
-        for part in parts:
-            sources, ends, shares = scales.unit_pairs(signals, targets, part, kernel_size, largest)
-            algorithm.correlate(total, sources, ends, shares=shares)
-            if shares is not None:
-                noise[some_heads, :, 0] += scales.noise_of_pairs(sources, ends, shares)
-        out[some_heads] = algorithm.lags(total, lags)
-    return out if largest is None else regained(out, largest[..., None], noise)
+    for some_heads, group in pieces(signals.shape, kernel_size, x.device, algorithm):
+        total = algorithm.new_correlation(some_heads.stop - some_heads.start, kernel_size)
+        for piece in group:
+            sources, ends, row_scales = scales.scaled_pairs(signals, targets, piece, kernel_size, largest)
+            algorithm.add_correlation(total, sources, ends, row_scales=row_scales)
+            if row_scales is not None:
+                noise[some_heads, :, 0] += scales.noise_of_pairs(sources, ends, row_scales)
+        out[some_heads] = algorithm.finish_correlation(total, lags)
+    return out if largest is None else rescaled(out, largest[..., None], noise)
 
 
 def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool, segment_ids: Tensor) -> Tensor:
@@ -177,11 +178,11 @@ def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool
         w = w[..., : x.shape[-2]]
         return _product(w, x, w.dtype, adjoint, Scales.of_product(w, x))
 
-    for some_heads, parts in pieces(signals.shape, kernel_size, x.device, whole_heads=kernel_size > 1):
-        for part in parts:
-            block = signals[part.rows, :, part.heads, part.channels]
-            y = masks.by_segments(product, w[some_heads], block.flatten(2), ids[part.rows], adjoint=adjoint)
-            results[part.rows, :, part.heads, part.channels] = y.view(block.shape)
+    for some_heads, group in pieces(signals.shape, kernel_size, x.device, whole_heads=kernel_size > 1):
+        for piece in group:
+            block = signals[piece.rows, :, piece.heads, piece.channels]
+            y = masks.by_segments(product, w[some_heads], block.flatten(2), ids[piece.rows], adjoint=adjoint)
+            results[piece.rows, :, piece.heads, piece.channels] = y.view(block.shape)
     return out
 
 
@@ -192,17 +193,17 @@ def _correlation_by_segments(
     signals = x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
     targets, ids = g.reshape(signals.shape), segment_ids.expand(x.shape[:-1]).reshape(signals.shape[:2])
     out = torch.zeros((heads, kernel_size, lags), dtype=dtype, device=x.device)
-    for some_heads, parts in pieces(signals.shape, kernel_size, x.device, whole_heads=kernel_size > 1):
+    for some_heads, group in pieces(signals.shape, kernel_size, x.device, whole_heads=kernel_size > 1):
         count = some_heads.stop - some_heads.start
 
         def correlate(x: Tensor, g: Tensor, lags: int, count: int = count) -> Tensor:
             scales = Scales.of_correlation(x, g, dtype, count)
             return _correlation(x, g, dtype, scales, lags=min(lags, x.shape[-2]), heads=count, kernel_size=kernel_size)
 
-        for part in parts:
-            at = (part.rows, slice(None), part.heads, part.channels)
+        for piece in group:
+            at = (piece.rows, slice(None), piece.heads, piece.channels)
             blocks = signals[at].flatten(2).to(dtype), targets[at].flatten(2).to(dtype)
-            out[some_heads] += masks.correlate_by_segments(correlate, *blocks, ids[part.rows], lags=lags)
+            out[some_heads] += masks.correlate_by_segments(correlate, *blocks, ids[piece.rows], lags=lags)
     return out
 
 

@@ -2,8 +2,8 @@
 
 A block of signals is `(n, rows, heads, channels)`, time first; lags are `(heads, m, lags)`. Where the kernel has
 m > 1 rows, a block that is read carries m - 1 channels more than one that is written, before them for the product and
-after them for the adjoint. `shares`, `(1, rows, heads, channels, kernel)`, weigh what an output reads of each row of
-the kernel.
+after them for the adjoint. `row_scales`, `(1, rows, heads, channels, m)`, are factors of what an output reads of each
+row of the kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tmm_core._definition.fourier import fast_length
 
-__all__ = ["Algorithm", "Direct", "Fourier", "reads"]
+__all__ = ["Algorithm", "Direct", "Fourier", "kernel_row"]
 
 BLOCK = 64
 """Output times of a direct sum at once: on two cores, 32 took up to 1.6 times as long, 128 from 0.9 to 1.9 times."""
@@ -30,19 +30,19 @@ class Algorithm(Protocol):
     span: int
     """Times that are held at once."""
 
-    def filters(self, w: Tensor, *, adjoint: bool) -> Tensor:
+    def prepare_filters(self, w: Tensor, *, adjoint: bool) -> Tensor:
         """Return the lags prepared for `product`."""
 
-    def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, shares: Tensor | None) -> None:
+    def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, row_scales: Tensor | None) -> None:
         """Write the product, or the adjoint product, of one block into `out`."""
 
-    def nothing(self, heads: int, kernel_size: int) -> Tensor:
+    def new_correlation(self, heads: int, kernel_size: int) -> Tensor:
         """Return the correlation of no blocks yet, in a form of the algorithm's own."""
 
-    def correlate(self, total: Tensor, x: Tensor, g: Tensor, *, shares: Tensor | None) -> None:
+    def add_correlation(self, total: Tensor, x: Tensor, g: Tensor, *, row_scales: Tensor | None) -> None:
         """Add the correlation of one more block to `total`."""
 
-    def lags(self, total: Tensor, count: int) -> Tensor:
+    def finish_correlation(self, total: Tensor, count: int) -> Tensor:
         """Return a total of `correlate` as `(heads, kernel_size, count)`."""
 
 
@@ -59,14 +59,14 @@ class Fourier:
         self.length = fast_length(n + lags - 1 if dtype.is_complex else n)
         self.dtype = torch.complex128 if dtype in (torch.float64, torch.complex128) else torch.complex64
         self.device = device
-        self.twists = None if dtype.is_complex else _twists(self.length, self.dtype, device)
+        self.modulation = None if dtype.is_complex else _modulation(self.length, self.dtype, device)
 
-    def filters(self, w: Tensor, *, adjoint: bool) -> Tensor:
+    def prepare_filters(self, w: Tensor, *, adjoint: bool) -> Tensor:
         """Return the lags' spectra, conjugate for the adjoint, as `(N, 1, heads, 1, kernel)`."""
         spectra = self._spectrum(w.movedim(-1, 0))[:, None, :, None]
         return spectra.conj_physical_() if adjoint else spectra
 
-    def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, shares: Tensor | None) -> None:
+    def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, row_scales: Tensor | None) -> None:
         """Write the product, or the adjoint product, of one block into `out`."""
         spectrum = self._spectrum(x)
         kernel_size = filters.shape[-1]
@@ -74,25 +74,25 @@ class Fourier:
             return self._signal(spectrum.mul_(filters[..., 0]), out)
         total = torch.zeros((self.length, *out.shape[1:]), dtype=self.dtype, device=out.device)
         for i in range(kernel_size):
-            term = reads(spectrum, i, kernel_size, adjoint) * filters[..., i]
-            total.add_(term if shares is None else term.mul_(shares[..., i]))
+            term = kernel_row(spectrum, i, kernel_size, adjoint) * filters[..., i]
+            total.add_(term if row_scales is None else term.mul_(row_scales[..., i]))
         self._signal(total, out)
 
-    def nothing(self, heads: int, kernel_size: int) -> Tensor:
+    def new_correlation(self, heads: int, kernel_size: int) -> Tensor:
         """Return a sum of no spectra, `(N, heads, kernel_size)`."""
         return torch.zeros((self.length, heads, kernel_size), dtype=self.dtype, device=self.device)
 
-    def correlate(self, total: Tensor, x: Tensor, g: Tensor, *, shares: Tensor | None) -> None:
+    def add_correlation(self, total: Tensor, x: Tensor, g: Tensor, *, row_scales: Tensor | None) -> None:
         """Add the products of the spectra, summed over rows and channels."""
         kernel_size = total.shape[-1]
         sources, targets = self._spectrum(x).conj_physical_(), self._spectrum(g)
         for i in range(kernel_size):
-            term = reads(sources, i, kernel_size, False) * targets
-            total[..., i] += (term if shares is None else term.mul_(shares[..., i])).sum((1, 3))
+            term = kernel_row(sources, i, kernel_size, False) * targets
+            total[..., i] += (term if row_scales is None else term.mul_(row_scales[..., i])).sum((1, 3))
 
-    def lags(self, total: Tensor, count: int) -> Tensor:
+    def finish_correlation(self, total: Tensor, count: int) -> Tensor:
         """Return the signal of a sum of spectra: one inverse transform a head and kernel row."""
-        dtype = self.dtype if self.twists is None else self.dtype.to_real()
+        dtype = self.dtype if self.modulation is None else self.dtype.to_real()
         out = torch.empty((count, *total.shape[1:]), dtype=dtype, device=self.device)
         self._signal(total, out)
         return out.movedim(0, -1)
@@ -100,24 +100,24 @@ class Fourier:
     def _spectrum(self, a: Tensor) -> Tensor:
         """Return the transform over the first axis, of the signal times `t` where it is real."""
         count = a.shape[0]
-        turned = torch.empty((self.length, *a.shape[1:]), dtype=self.dtype, device=a.device)
-        if self.twists is None:
-            turned[:count] = a
+        modulated = torch.empty((self.length, *a.shape[1:]), dtype=self.dtype, device=a.device)
+        if self.modulation is None:
+            modulated[:count] = a
         else:
-            torch.mul(a, _along(self.twists[0][:count], a.ndim), out=turned[:count])
-        turned[count:] = 0
+            torch.mul(a, _along(self.modulation[0][:count], a.ndim), out=modulated[:count])
+        modulated[count:] = 0
         # Neighbouring channels side by side need no transposition: with copies to time-last blocks and back the
         # product took 48 ms and not 40 on (8, 1024, 512), 58 and not 44 on (1, 8192, 512) (two cores).
-        spectrum: Tensor = torch.fft.fft(turned, dim=0)
+        spectrum: Tensor = torch.fft.fft(modulated, dim=0)
         return spectrum
 
     def _signal(self, spectrum: Tensor, out: Tensor) -> None:
         """Write the first times of the signal whose spectrum is a product of two into `out`."""
         result = torch.fft.ifft(spectrum, dim=0)[: out.shape[0]]
-        if self.twists is None:
+        if self.modulation is None:
             out.copy_(result)
         else:
-            out.copy_(result.mul_(_along(self.twists[1][: out.shape[0]], out.ndim)).real)
+            out.copy_(result.mul_(_along(self.modulation[1][: out.shape[0]], out.ndim)).real)
 
 
 class Direct:
@@ -132,7 +132,7 @@ class Direct:
         self.block = min(n, BLOCK)
         self.span = min(n, lags - 1 + self.block)  # what a block of outputs reads
 
-    def filters(self, w: Tensor, *, adjoint: bool) -> Tensor:
+    def prepare_filters(self, w: Tensor, *, adjoint: bool) -> Tensor:
         """Return the strips, `(kernel, heads, block, span)`: for the last times, or the first for the adjoint."""
         padded = w.new_zeros((*w.shape[:-1], self.block - 1 + self.span), dtype=self.dtype)
         padded[..., self.block - 1 : self.block - 1 + w.shape[-1]] = w.conj() if adjoint else w
@@ -140,14 +140,14 @@ class Direct:
         windows = (padded if adjoint else padded.flip(-1)).unfold(-1, self.span, 1)
         return windows.flip(-2).movedim(1, 0)
 
-    def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, shares: Tensor | None) -> None:
+    def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, row_scales: Tensor | None) -> None:
         """Write the product, or the adjoint product, of one block of channels into `out`."""
         kernel_size = filters.shape[0]
         for (rows, lags), outputs, inputs in self._blocks(adjoint):
             y: Tensor | None = None
             for i in range(kernel_size):
                 source = self._columns(
-                    reads(x[inputs], i, kernel_size, adjoint), None if shares is None else shares[..., i]
+                    kernel_row(x[inputs], i, kernel_size, adjoint), None if row_scales is None else row_scales[..., i]
                 )
                 strip = filters[i, :, rows, lags]
                 # Contiguous results: into a part of a larger tensor, PyTorch would multiply head by head.
@@ -155,22 +155,22 @@ class Direct:
             target = out[outputs]
             target.copy_(y.view(*y.shape[:2], *target.shape[1::2]).permute(1, 2, 0, 3))  # type: ignore[union-attr]
 
-    def nothing(self, heads: int, kernel_size: int) -> Tensor:
+    def new_correlation(self, heads: int, kernel_size: int) -> Tensor:
         """Return a strip of zeros, and `block` more to the left of each row: `(kernel, heads, block, block + span)`."""
         return torch.zeros(
             (kernel_size, heads, self.block, self.block + self.span), dtype=self.dtype, device=self.device
         )
 
-    def correlate(self, total: Tensor, x: Tensor, g: Tensor, *, shares: Tensor | None) -> None:
+    def add_correlation(self, total: Tensor, x: Tensor, g: Tensor, *, row_scales: Tensor | None) -> None:
         """Add the products of outputs with the inputs that they read, where the strip has their lags."""
         strips, kernel_size = total[..., self.block :], total.shape[0]
         for (rows, lags), outputs, inputs in self._blocks(adjoint=False):
             for i in range(kernel_size):
-                targets = self._columns(g[outputs], None if shares is None else shares[..., i])
-                sources = self._columns(reads(x[inputs], i, kernel_size, False), None)
+                targets = self._columns(g[outputs], None if row_scales is None else row_scales[..., i])
+                sources = self._columns(kernel_row(x[inputs], i, kernel_size, False), None)
                 strips[i, :, rows, lags].baddbmm_(targets, sources.mH)
 
-    def lags(self, total: Tensor, count: int) -> Tensor:
+    def finish_correlation(self, total: Tensor, count: int) -> Tensor:
         """Return the sums along diagonals, which one more entry a row makes columns of a view."""
         kernel_size, heads, block, row = total.shape
         steps = (*total.stride()[:2], row + 1, 1)
@@ -179,10 +179,10 @@ class Direct:
         diagonals = total.as_strided((kernel_size, heads, block, count), steps, first)
         return diagonals.sum(-2).flip(-1).movedim(0, 1)
 
-    def _columns(self, a: Tensor, shares: Tensor | None) -> Tensor:
+    def _columns(self, a: Tensor, row_scales: Tensor | None) -> Tensor:
         """Return signals, weighed, as `(heads, times, rows * channels)`."""
         a = a.to(self.dtype)
-        a = a if shares is None else a * shares
+        a = a if row_scales is None else a * row_scales
         return a.permute(2, 0, 1, 3).reshape(a.shape[2], a.shape[0], -1)
 
     def _blocks(self, adjoint: bool) -> Iterator[tuple[tuple[slice, slice], slice, slice]]:
@@ -198,7 +198,7 @@ class Direct:
                 yield (rows, columns), slice(start, stop), slice(first, stop)
 
 
-def reads(a: Tensor, i: int, kernel_size: int, adjoint: bool) -> Tensor:
+def kernel_row(a: Tensor, i: int, kernel_size: int, adjoint: bool) -> Tensor:
     """Return the channels of a block that kernel row `i` reads for each output channel."""
     start = kernel_size - 1 - i if adjoint else i
     return a[..., start : a.shape[-1] - kernel_size + 1 + start]
@@ -210,10 +210,10 @@ def _along(a: Tensor, ndim: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _twists(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _modulation(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return t[m] = exp(i pi m / 2N) for m < N, rounded once from float64, and its conjugate."""
     # Out of inference mode, so that what the cache holds serves everywhere.
     with torch.inference_mode(False):
         angle = torch.arange(length, dtype=torch.float64, device=device) * (math.pi / (2 * length))
-        twist = torch.polar(torch.ones_like(angle), angle)
-        return twist.to(dtype), twist.conj().resolve_conj().to(dtype)
+        wave = torch.polar(torch.ones_like(angle), angle)
+        return wave.to(dtype), wave.conj().resolve_conj().to(dtype)

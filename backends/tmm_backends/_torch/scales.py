@@ -1,0 +1,162 @@
+"""Signals and filters scaled into the range of transforms by exact powers of two."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tmm_core._arrays import properties as arrays
+from tmm_core.backend import Piece
+
+from .pieces import take
+from .transforms import kernel_row
+
+__all__ = ["Scales", "rescaled"]
+
+# Peaks between these powers of two need no scaling: spectra of up to 2^22 times do not overflow, and what rounding
+# leaves of their products is not lost below the smallest normal number.
+SAFE = {torch.float32: (-50, 30), torch.float64: (-400, 300)}
+
+ZERO = -1000
+"""Exponent that stands for a peak of zero."""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Powers of two by which two factors exceed 1: lags `(heads, m)`, or channels `(rows, 1, heads, channels)`.
+
+    `first` and `second` are those exponents, or the peaks themselves where all are safe: nothing is scaled then, which
+    does not change a bit of the results. Where values are not looked at, nothing is known to be finite or safe.
+    """
+
+    finite: bool
+    safe: bool
+    dtype: torch.dtype
+    first: Tensor
+    second: Tensor
+
+    @staticmethod
+    def of_product(w: Tensor, x: Tensor) -> Scales:
+        """Return the scales of lags and signals."""
+        rows = _peaks(w.flatten(0, 1), w.dtype).reshape(w.shape[:2])
+        return Scales._of(rows, _peaks(_by_head(x, w.shape[0]), w.dtype), w.dtype)
+
+    @staticmethod
+    def of_correlation(x: Tensor, g: Tensor, dtype: torch.dtype, heads: int) -> Scales:
+        """Return the scales of inputs and outputs."""
+        return Scales._of(_peaks(_by_head(x, heads), dtype), _peaks(_by_head(g, heads), dtype), dtype)
+
+    @staticmethod
+    def _of(first: Tensor, second: Tensor, dtype: torch.dtype) -> Scales:
+        finite = safe = False
+        if arrays.values_known(first):
+            low, high = SAFE[first.dtype]
+            peaks = torch.cat([first.flatten(), second.flatten()])
+            least, most = (peak.item() for peak in torch.aminmax(peaks.masked_fill_(peaks == 0, 1)))
+            finite, safe = most < math.inf, 2.0**low < least and most < 2.0**high
+        if not safe:
+            first, second = (torch.where(peak > 0, torch.frexp(peak).exponent, ZERO) for peak in (first, second))
+        return Scales(finite, safe, dtype, first, second)
+
+    def scaled_filters(self, w: Tensor, heads: slice) -> Tensor:
+        """Return the lags of some heads, of size about 1 where scaling is needed."""
+        return w[heads] if self.safe else ldexp(w[heads], -self.first[heads, :, None])
+
+    def scaled_signals(
+        self, x: Tensor, piece: Piece, before: int, after: int, kernel_size: int, adjoint: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return a block of signals, the kernel rows' row_scales of each output, and the exponents of the outputs."""
+        block = take(x, piece, before, after)
+        if self.safe:
+            return block, None, None
+        exponents = take(self.second, piece, before, after, ZERO)
+        rows = self.first[piece.heads, None].unbind(-1)  # of the kernel, each (heads, 1)
+        sizes = torch.stack([kernel_row(exponents, i, kernel_size, adjoint) + row for i, row in enumerate(rows)], -1)
+        largest = sizes.amax(-1)
+        return ldexp(block.to(self.dtype), -exponents), _exp2(sizes - largest[..., None], self.dtype), largest
+
+    def noise(self, w: Tensor, block: Tensor, row_scales: Tensor, adjoint: bool) -> Tensor:
+        """Return how far rounding may take the outputs `(1, rows, heads, channels)` of scaled filters and signals."""
+        kernel_size, norms = w.shape[1], torch.linalg.vector_norm(block, dim=0, keepdim=True)
+        read = torch.stack([kernel_row(norms, i, kernel_size, adjoint) for i in range(kernel_size)], -1)
+        norm_products: Tensor = (read * row_scales * torch.linalg.vector_norm(w, dim=-1)[:, None]).sum(-1)
+        return norm_products.mul_(_rounding(block))
+
+    def noise_of_pairs(self, sources: Tensor, targets: Tensor, row_scales: Tensor) -> Tensor:
+        """Return how far rounding may take the correlations `(heads, kernel_size)` of scaled inputs and outputs."""
+        kernel_size = row_scales.shape[-1]
+        first, second = (torch.linalg.vector_norm(a, dim=0, keepdim=True) for a in (sources, targets))
+        read = torch.stack([kernel_row(first, i, kernel_size, False) for i in range(kernel_size)], -1)
+        norm_products: Tensor = (read * row_scales * second[..., None]).sum((0, 1, 3))
+        return norm_products.mul_(_rounding(sources))
+
+    def largest_pairs(self, kernel_size: int) -> Tensor | None:
+        """Return the exponents `(heads, m)` of the largest products that meet in a correlation, None if safe."""
+        if self.safe:
+            return None
+        padded = functional.pad(self.first, (kernel_size - 1, 0), value=ZERO)
+        pairs = [kernel_row(padded, i, kernel_size, False) + self.second for i in range(kernel_size)]
+        return torch.stack([pair.amax((0, 1, 3)) for pair in pairs], -1)
+
+    def scaled_pairs(
+        self, x: Tensor, g: Tensor, piece: Piece, kernel_size: int, largest: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return blocks of inputs and outputs, and the row_scales of their pairs in the largest."""
+        sources, targets = take(x, piece, kernel_size - 1), take(g, piece)
+        if largest is None:
+            return sources, targets, None
+        first, second = take(self.first, piece, kernel_size - 1, 0, ZERO), take(self.second, piece)
+        pairs = torch.stack([kernel_row(first, i, kernel_size, False) + second for i in range(kernel_size)], -1)
+        row_scales = _exp2(pairs - largest[piece.heads, None], self.dtype)
+        return ldexp(sources.to(self.dtype), -first), ldexp(targets.to(self.dtype), -second), row_scales
+
+
+def _rounding(block: Tensor) -> float:
+    """Return `c * eps * log2(n)` of the error law."""
+    return 2 * torch.finfo(block.dtype).eps * math.log2(max(block.shape[0], 2))
+
+
+def _by_head(x: Tensor, heads: int) -> Tensor:
+    return x.reshape(-1, x.shape[-2], heads, x.shape[-1] // heads)
+
+
+def _peaks(a: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the largest magnitude over axis 1 (of real and imaginary parts), NaN where there is one."""
+    if a.is_complex():
+        return _peaks(torch.view_as_real(a.resolve_conj()), dtype).amax(-1)
+    # On a CPU, aminmax along an axis takes six times as long as amax and amin.
+    return torch.maximum(a.amax(1, keepdim=True), -a.amin(1, keepdim=True)).to(dtype.to_real())
+
+
+def ldexp(a: Tensor, exponents: Tensor) -> Tensor:
+    """Return `a * 2**exponents`, in three steps since such a power may be out of range where the result is not."""
+    third = exponents // 3
+    half = (exponents - third) // 2
+    for step in (third, half, exponents - third - half):
+        a = a * _exp2(step, a.dtype)
+    return a
+
+
+def rescaled(unit: Tensor, exponents: Tensor, noise: Tensor) -> Tensor:
+    """Return `unit * 2**exponents`, where rounding errors of `unit` up to `noise` make nothing overflow.
+
+    Beside a far larger neighbour in time, they alone may exceed the range where the exact result does not.
+    """
+    result = ldexp(unit, exponents)
+    finite = result.isfinite()
+    if arrays.values_known(result) and bool(finite.all()):
+        return result
+    size = unit.abs()
+    nearer = torch.where(size > noise, 1 - noise / size, 0)
+    return torch.where(finite, result, ldexp(unit * nearer, exponents))
+
+
+def _exp2(exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `2**exponents` exactly, from the bits; exponents out of the normal numbers' range are clamped to it."""
+    if dtype.to_real() == torch.float64:
+        return (exponents.clamp(-1022, 1023).to(torch.int64) + 1023 << 52).view(torch.float64)
+    return (exponents.clamp(-126, 127).to(torch.int32) + 127 << 23).view(torch.float32)
