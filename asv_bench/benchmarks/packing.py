@@ -1,26 +1,50 @@
-"""Training on packed documents that are kept apart, over training on joined ones."""
+"""Training on packed documents that are kept apart, against training on the same documents joined."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tmm_lab.bench import PACKED, PACKED_MODELS, TRAINING, compare_packing
+import numpy as np
 
-from . import BACKEND, ready, samples
+import tmm_core
+from tmm_core import TMMConfig
+from tmm_lab.bench import compare
+
+from . import BACKEND, RATIO, lengths, measures, ready, require, samples
+from .training import SCHEDULE, TOKENS, torch_step
+
+MODELS: dict[str, TMMConfig] = {
+    "joined, default preset": TMMConfig.preset("default"),
+    "joined, d 512": TMMConfig(d_model=512, n_layers=4, n_heads=4, vocab_size=8000, position_bias=False),
+}
+"""By the name that tables print."""
+SHORTEST, LONGEST = 100, 500
+"""Tokens of a document, drawn evenly."""
 
 
-class Against:
-    """A step of training over one without documents."""
+def documents(rows: int, context: int) -> Any:
+    """Return the number of each token's document, (rows, context): a text of documents, cut into rows."""
+    count = rows * context
+    sizes = np.random.default_rng(0).integers(SHORTEST, LONGEST, count // SHORTEST + 1)
+    return np.repeat(np.arange(len(sizes)), sizes)[:count].reshape(rows, context)
 
-    params = (PACKED, tuple(PACKED_MODELS))
-    param_names = ("context", "model")
-    unit = "of its time"
-    pace, tokens_a_step = TRAINING, 8192
 
-    def setup(self, context: int, model: str) -> None:
-        """Choose threads; the first turn, which is not counted, warms up."""
+class PackingAgainst:
+    """A step on packed documents, in turns with one on joined documents."""
+
+    params = (lengths(512, 2048), tuple(MODELS))
+    param_names = ("context", "baseline")
+    schedule, tokens = SCHEDULE, TOKENS
+
+    def setup(self, context: int, baseline: str) -> None:
+        """Make both."""
         ready()
+        config = TMMConfig.from_dict({**MODELS[baseline].to_dict(), "max_len": context})
+        ids = require("torch").from_numpy(documents(max(1, self.tokens // context), context))
+        self.ours, self.theirs = (torch_step(config, self.tokens, segment_ids=segments) for segments in (ids, None))
 
-    def track_joined(self, context: int, model: str) -> dict[str, Any]:
+    @measures("training on packed documents, against joined ones", RATIO)
+    def track_step(self, context: int, baseline: str) -> dict[str, Any]:
         """Train in turns."""
-        return samples(compare_packing(context, model, BACKEND, self.pace, self.tokens_a_step))
+        with tmm_core.use_backend(BACKEND):
+            return samples(compare(self.ours, self.theirs, self.schedule))

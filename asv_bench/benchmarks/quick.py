@@ -2,61 +2,64 @@
 
 from __future__ import annotations
 
-from tmm_lab.bench import ALLOCATORS, HISTORIES, QUICK, RIVALS
+from tmm_lab.bench import QUICK
 
-from . import decoding, gradients, importing, memory, packing, product, streaming, training
+from . import ALLOCATORS, decoding, gradients, importing, lengths, memory, packing, product, streaming, training
+from .baselines import HISTORIES, PRODUCTS
+
+SHORT = lengths(1024)
 
 
 class Product(product.Product):
     """At one length."""
 
-    params = ((1024,), (4,), ("numba", "torch", "array_api"))
+    params = (SHORT, (4,), product.Product.params[2])
 
 
-class ProductAgainst(product.Against):
+class ProductAgainst(product.ProductAgainst):
     """At one length."""
 
-    params = ((1024,), (4,), tuple(RIVALS), ALLOCATORS)
+    params = (SHORT, (4,), ALLOCATORS, tuple(PRODUCTS))
 
 
-class GradientsAgainst(gradients.Against):
+class GradientsAgainst(gradients.GradientsAgainst):
     """At one length."""
 
-    params = ((1024,), (4,), ALLOCATORS)
+    params = (SHORT, (4,), ALLOCATORS, gradients.GradientsAgainst.params[3])
 
 
 class Memory(memory.Memory):
     """At one length."""
 
-    params = ((1024,), (4,), ("numba", "torch"))
+    params = (SHORT, (4,), memory.Memory.params[2])
 
 
-class TrainingAgainst(training.Against):
+class TrainingAgainst(training.TrainingAgainst):
     """At one length, one sequence a step."""
 
-    params = ((1024,), (4,))
-    pace, tokens_a_step = QUICK, 1024
+    params = (SHORT, (4,), tuple(training.BASELINES))
+    schedule, tokens = QUICK, 1024
 
 
-class StreamingAgainst(streaming.Against):
+class StreamingAgainst(streaming.StreamingAgainst):
     """At one length."""
 
-    params = ((1024,), (4,), tuple(HISTORIES))
+    params = (SHORT, (4,), tuple(HISTORIES))
 
 
-class DecodingAgainst(decoding.Against):
+class DecodingAgainst(decoding.DecodingAgainst):
     """At one length, what takes seconds."""
 
-    params = ((512,), ("authors' decode", "no mixing"))
-    pace = QUICK
+    params = (lengths(512), ("authors' decode", "no mixing"))
+    schedule = QUICK
 
 
-class PackingAgainst(packing.Against):
+class PackingAgainst(packing.PackingAgainst):
     """At one length, of the smaller model."""
 
-    params = ((512,), ("joined, default preset",))
-    pace, tokens_a_step = QUICK, 1024
+    params = (lengths(512), ("joined, default preset",))
+    schedule, tokens = QUICK, 1024
 
 
-class Import(importing.Import):
+class Importing(importing.Import):
     """As it is."""

@@ -1,4 +1,4 @@
-"""The machine and the libraries that a figure was measured with: without them it says nothing."""
+"""The machine and the libraries that a result was measured with: without them it says nothing."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .process import cores
+__all__ = ["busy", "cores", "describe"]
 
-__all__ = ["busy", "describe"]
-
-LIBRARIES = ("numpy", "numba", "torch", "jax", "scipy")
+LIBRARIES = ("tmm-core", "numpy", "numba", "torch", "jax", "scipy")
 # What makes another allocator, or the same one behave otherwise.
 ALLOCATOR_VARIABLES = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_CONF")
 
 
-def describe(threads: int, backend: str) -> dict[str, str]:
-    """Return what there is to say of the machine, by field."""
-    versions = {name: _version(name) for name in ("tmm-core", *LIBRARIES)}
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe() -> dict[str, str]:
+    """Return the processor, its vector extensions, the system, versions, and variables that change the allocator."""
+    libraries = [f"{name} {_version(name)}" for name in LIBRARIES]
     found = {
         "processor": f"{_processor()}, {cores()} cores for this process",
         "vectors": _vectors(),
         "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver()) or 'another C library'}",
-        "versions": ", ".join([f"Python {platform.python_version()}", *(f"{n} {v}" for n, v in versions.items())]),
-        "ours": f"backend {backend!r}, float32, {threads} threads each side",
+        "versions": ", ".join([f"Python {platform.python_version()}", *libraries]),
     }
     variables = [f"{name}={os.environ[name]}" for name in ALLOCATOR_VARIABLES if os.environ.get(name)]
-    if variables:
-        found["environment"] = " ".join(variables)
-    return found
+    return {**found, "environment": " ".join(variables)} if variables else found
 
 
 def busy() -> str | None:
@@ -37,7 +37,7 @@ def busy() -> str | None:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load < 0.3 * cores():
         return None
-    return f"the load average is {load:.1f} on {cores()} cores: other work is being done, and figures will be off"
+    return f"the load average is {load:.1f} on {cores()} cores: other work is being done, and results will be off"
 
 
 def _version(library: str) -> str:

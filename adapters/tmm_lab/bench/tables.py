@@ -1,67 +1,47 @@
-"""Figures as tables, in Markdown."""
+"""Results of benchmarks as tables in Markdown."""
 
 from __future__ import annotations
 
-import statistics
+import itertools
 from collections.abc import Sequence
 
-from .figures import Figure
-from .topics import TOPICS, Topic
+from .suite import Result
 
-__all__ = ["heading", "table_row"]
+__all__ = ["table"]
 
-
-def heading(name: str) -> list[str]:
-    """Return the first two lines of a topic's table, in Markdown."""
-    topic = TOPICS[name]
-    return [_line(topic, _head(topic)), _line(topic, ["---"] * len(_head(topic)))]
-
-
-def table_row(found: Sequence[Figure]) -> str:
-    """Return one line of a table, in Markdown."""
-    task = found[0].task
-    topic = TOPICS[task.topic]
-    if topic.listed:
-        return _line(topic, [str(task.n), task.column, *_listed(found[0])])
-    cells = [str(task.n), str(task.heads)]
-    if topic.ours is not None:
-        times = [figure.ratio.ours for figure in found if figure.ratio is not None]
-        cells.append(topic.ours(task, statistics.median(times)) if times else "n/a")
-    return _line(topic, [*cells, *map(_cell, found)])
+COLUMNS = ("backend", "baseline")
+"""Parameters whose values are columns of a table; the others are rows."""
+RATIO = "of its time"
+"""The unit of our time over another's; tables print the inverse."""
+UNITS = {"seconds": (1e3, "ms"), "bytes": (2.0**-20, "MiB")}
 
 
-def _listed(figure: Figure) -> list[str]:
-    """Return the ratio, what is ours and what is theirs."""
-    r = figure.ratio
-    if r is None:
-        return ["", _cell(figure) + " MiB" * (figure.bytes is not None), ""]
-    times = [f"{1000 * seconds:.3f} ms" for seconds in (r.ours, r.theirs)]
-    return [_cell(figure), *times]
+def table(results: Sequence[Result]) -> str:
+    """Return the results of one benchmark, with a title: medians, and the quartiles of samples."""
+    unit = UNITS.get(results[0].unit, (1.0, results[0].unit))[1]
+    title = f"{results[0].title}: {'how many times as fast ours is' if unit == RATIO else unit}"
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for result in results:
+        row = tuple(value for name, value in result.params.items() if name not in COLUMNS)
+        column = next((value for name, value in result.params.items() if name in COLUMNS), unit)
+        cells.setdefault(row, {})[column] = _cell(result)
+    rows = [name for name in results[0].params if name not in COLUMNS]
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(cells.values())))
+    lines = [[*rows, *columns], ["---"] * (len(rows) + len(columns))]
+    lines += [[*row, *(found.get(column, "n/a") for column in columns)] for row, found in cells.items()]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
+    return "\n".join([title, "", *text])
 
 
-def _head(topic: Topic) -> list[str]:
-    if topic.listed:
-        return ["n", "against", "times as fast", "ours", "theirs"]
-    return ["n", "heads", *([] if topic.ours is None else ["ours"]), *topic.columns]
-
-
-def _line(topic: Topic, cells: Sequence[str]) -> str:
-    """Return the cells, padded to what a column of the topic holds."""
-    if topic.listed:
-        widths = [6, max(map(len, topic.columns)), 21, 13, 13]
+def _cell(result: Result) -> str:
+    if result.value is None:
+        return "failed"
+    numbers = [result.value] if result.low is None or result.high is None else [result.value, result.low, result.high]
+    if result.unit == RATIO:
+        shown = [f"{1 / number:.{1 if number <= 0.5 else 2}f}" for number in numbers]
+        shown[1:] = reversed(shown[1:])
     else:
-        widths = [6, 5, *(max(len(name), 13 if name == "ours" else 20) for name in _head(topic)[2:])]
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
-
-
-def _cell(figure: Figure) -> str:
-    if figure.ratio is not None:
-        r = figure.ratio
-        return f"{_short(r.median)} ({_short(r.low)} to {_short(r.high)})"
-    if figure.seconds is not None:
-        return f"{1000 * figure.seconds:.3f} ms"
-    return "n/a" if figure.bytes is None else f"{figure.bytes / 2**20:.1f}"
-
-
-def _short(ratio: float) -> str:
-    return f"{ratio:.1f}" if ratio >= 2 else f"{ratio:.2f}"
+        factor = UNITS.get(result.unit, (1.0, ""))[0]
+        shown = [f"{factor * number:.4g}" for number in numbers]
+    return f"{shown[0]} ({shown[1]} to {shown[2]})" if len(shown) == 3 else shown[0]

@@ -42,10 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ..agree.compare import compare, count
     from ..agree.progress import shown
     from ..bench.machine import describe
-    from ..bench.process import cores
 
     chosen, missing = columns(arguments.columns)
-    machine = {name: text for name, text in describe(cores(), "").items() if name in ("processor", "versions")}
+    machine = {name: text for name, text in describe().items() if name in ("processor", "versions")}
     start = time.perf_counter()
     with shown(count(chosen)) as done:
         found = compare(chosen, done)

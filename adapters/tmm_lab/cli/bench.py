@@ -1,21 +1,22 @@
-"""`tmm bench`: how fast products and training are here, against what people write today."""
+"""`tmm bench`: how fast products, training and decoding are here, against what people write today."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from tmm_core.errors import InputError
 
-if TYPE_CHECKING:
-    from ..bench.figures import Figure
+__all__ = ["TOPICS", "add_parser"]
 
-__all__ = ["add_parser"]
-
+TOPICS = ("product", "gradients", "memory", "training", "streaming", "decoding", "packing", "scaling", "first_call")
+USUAL = 3
+"""How many of the topics are measured where none is named."""
 ALLOCATORS = {"default": "default", "keep": "keeps pages"}
+LONGEST = 2**20
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,109 +24,81 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "bench",
         help="measure products, training, streaming and decoding here, against what people write today",
-        description="Measure in float32 how many times as fast as others an engine is. Both sides take turns within "
-        "one process; a figure is the median over turns with its quartiles, under the C library's allocator as it is "
-        "and told to keep its pages. Four minutes on two cores, as many for streaming, six for decoding; training "
-        "takes more than ten.",
+        description="Run benchmarks of asv_bench/ in float32 and print tables. Ours and another's take turns within "
+        "one process; a number is the median of the turns, with the quartiles. Products are measured under the C "
+        "library's allocator as it is and told to keep its pages. Five minutes on two cores, as many for streaming "
+        "and for decoding; training takes twenty. asv itself keeps the results of a commit and compares commits.",
     )
     parser.add_argument(
         "topics",
         nargs="*",
         metavar="TOPIC",
-        help="product, gradients, memory, training, streaming, decoding, packing (default: the first three)",
+        help=f"{', '.join(TOPICS)} (default: the first three)",
     )
     parser.add_argument("--quick", action="store_true", help="one length and fewer turns: half a minute")
     parser.add_argument("--backend", metavar="NAME", help="the engine measured (default: TMM_BACKEND, else numba)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each side (default: 2, or 1 on one core)")
     parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="positions; in training, contexts")
     parser.add_argument("--allocator", choices=ALLOCATORS, help="one of the two (default: both)")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
+    parser.add_argument("--json", action="store_true", help="print JSON, with all samples, in place of tables")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a table a topic and allocator, row by row as they are measured; or JSON at the end."""
-    from ..bench.figures import figures, plan
-    from ..bench.machine import busy, describe
-    from ..bench.process import check_allocator, cores, default_backend, default_threads
-    from ..bench.topics import TOPICS
+    """Print a table a benchmark, or JSON; return 1 if one failed."""
+    from dataclasses import asdict
+    from itertools import groupby
 
-    topics = _topics(arguments)
-    _check_lengths(arguments.lengths)
-    backend = arguments.backend or default_backend()
-    _check_backend(backend)
-    threads = default_threads() if arguments.threads is None else arguments.threads
-    if not 1 <= threads <= cores():
-        raise InputError(f"--threads must be between 1 and {cores()}, the cores of this process, and is {threads}")
-    machine, warning = describe(threads, backend), busy()
+    from ..bench.machine import busy, describe
+    from ..bench.suite import run_benchmarks
+    from ..bench.tables import table
+
+    environment = _environment(arguments)
+    patterns = _patterns(arguments)
+    machine, warning = describe(), busy()
     if warning is not None:
         print(f"tmm: warning: {warning}", file=sys.stderr)
-    if not arguments.json:
-        print("\n".join(f"{field}: {text}" for field, text in machine.items()), flush=True)
-    found: list[dict[str, Any]] = []
-    missing: dict[str, None] = {}  # an ordered set
-    allocators = [ALLOCATORS[arguments.allocator]] if arguments.allocator else list(ALLOCATORS.values())
-    for allocator in allocators:
-        try:
-            check_allocator(allocator)
-        except NotImplementedError as error:
-            missing[f"allocator that {allocator}: {error}"] = None
-            continue
-        chosen = [topic for topic in topics if not TOPICS[topic].once or allocator == allocators[0]]
-        topic = ""
-        for row in figures(plan(chosen, arguments.lengths, backend, quick=arguments.quick), threads, allocator):
-            found += [figure.as_json(allocator) for figure in row]
-            missing.update((f"{f.task.column}: {f.missing}", None) for f in row if f.missing is not None)
-            if not arguments.json:
-                _print_row(row, allocator, new=row[0].task.topic != topic)
-            topic = row[0].task.topic
+    results, reasons = run_benchmarks(patterns, environment)
     if arguments.json:
-        print(
-            json.dumps({"machine": machine, "warning": warning, "figures": found, "missing": list(missing)}, indent=1)
-        )
-    elif missing:
-        print("\nn/a: " + "\n     ".join(missing))
-    return 0
+        told = {"machine": machine, "settings": environment, "warning": warning, "skipped": reasons}
+        print(json.dumps({**told, "results": [asdict(result) for result in results]}, indent=1))
+    else:
+        settings = [f"{name}={value}" for name, value in environment.items()]
+        print("\n".join(f"{field}: {text}" for field, text in {**machine, "settings": " ".join(settings)}.items()))
+        for _, group in groupby(results, key=lambda result: result.benchmark):
+            print("\n" + table(list(group)))
+        if reasons:
+            print("\nn/a: " + "\n     ".join(reasons))
+    return int(any(result.value is None for result in results))
 
 
-def _topics(arguments: argparse.Namespace) -> Sequence[str]:
-    from ..bench.topics import TOPICS
-
+def _patterns(arguments: argparse.Namespace) -> Sequence[str]:
+    """Return what selects the topics' benchmarks by name, a regular expression each."""
     for topic in arguments.topics:
         if topic not in TOPICS:
             raise InputError(f"there is no topic {topic!r}: choose from {', '.join(TOPICS)}")
-    usual = [name for name, topic in TOPICS.items() if topic.usual]
-    if arguments.allocator == "keep":
-        if "memory" in arguments.topics:
-            raise InputError("memory is measured with --allocator default: pages that are kept hide what a call takes")
-        usual.remove("memory")
-    return arguments.topics or usual
+    other = next((text for name, text in ALLOCATORS.items() if arguments.allocator not in (None, name)), None)
+    condition = "" if other is None else f"(?!.*{re.escape(repr(other))})"
+    topics = arguments.topics or TOPICS[:USUAL]
+    return [f"^quick.{topic.title()}{condition}" if arguments.quick else f"^{topic}[.]{condition}" for topic in topics]
 
 
-def _check_lengths(lengths: Sequence[int] | None) -> None:
-    from ..bench.measure import LONGEST
+def _environment(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the settings as the benchmarks read them."""
+    import os
 
-    for n in lengths or ():
-        if not 2 <= n <= LONGEST:
-            raise InputError(f"--lengths must be between 2 and {LONGEST}, got {n}")
-
-
-def _check_backend(name: str) -> None:
-    """Refuse a backend that is unknown or not installed at once, and import none: that is for other processes."""
     from tmm_core import available_backends, get_backend
 
-    if name not in available_backends():
-        get_backend(name)
+    from ..bench.machine import cores
 
-
-def _print_row(row: Sequence[Figure], allocator: str, *, new: bool) -> None:
-    from ..bench.tables import heading, table_row
-    from ..bench.topics import TOPICS
-
-    topic = row[0].task.topic
-    if new:
-        print(f"\n{TOPICS[topic].title}; allocator: {allocator}\n")
-        if TOPICS[topic].note:
-            print(f"{TOPICS[topic].note}\n")
-        print("\n".join(heading(topic)))
-    print(table_row(row), flush=True)
+    backend = arguments.backend or os.environ.get("TMM_BACKEND", "").strip() or "numba"
+    if backend not in available_backends():
+        get_backend(backend)  # says why
+    threads = min(2, cores()) if arguments.threads is None else arguments.threads
+    if not 1 <= threads <= cores():
+        raise InputError(f"--threads must be between 1 and {cores()}, the cores of this process, and is {threads}")
+    for n in arguments.lengths or ():
+        if not 2 <= n <= LONGEST:
+            raise InputError(f"--lengths must be between 2 and {LONGEST}, got {n}")
+    lengths = {"TMM_BENCH_LENGTHS": " ".join(map(str, arguments.lengths))} if arguments.lengths else {}
+    return {"TMM_BACKEND": backend, "TMM_BENCH_THREADS": str(threads), **lengths}

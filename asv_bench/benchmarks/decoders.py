@@ -1,24 +1,16 @@
-"""Who decodes: ours by streaming, the research code's cached decode, and a Transformer of the same size."""
+"""Models that decode: ours by streaming, ours as the research code decodes, and a Transformer of the same size."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import tmm_core
 from tmm_adapters.torch import MLP, LanguageModel
-from tmm_adapters.torch.streaming import stream_copy
 from tmm_core import TMMConfig
-
-__all__ = ["JoinedDecoder", "JoinedHistory", "Text", "Transformer", "model_of"]
-
-Seconds = NDArray[np.float64]
 
 
 def model_of(config: TMMConfig, kind: Any = LanguageModel) -> Any:
@@ -36,104 +28,62 @@ def model_of(config: TMMConfig, kind: Any = LanguageModel) -> Any:
     return model.eval().requires_grad_(False)
 
 
-class JoinedHistory:
-    """A product's past as the research code keeps it: for each head, joined with the next token at every step.
-
-    Parameters
-    ----------
-    lags : tensor, (h, k)
-        The filters.
-    bias : tensor, (h, positions), or None
-        Added at each position.
-    """
-
-    def __init__(self, lags: Tensor, bias: Tensor | None) -> None:
-        """Begin without a past."""
-        self.lags, self.bias = lags, bias
-        self.history: list[Tensor] = []
-
-    def put(self, x: Tensor) -> Tensor:
-        """Return the output for the next token, (b, d): the reversed lags times the history."""
-        parts = x[:, None].chunk(len(self.lags), dim=-1)  # (b, 1, d/h) each
-        if self.history:
-            self.history = [torch.cat(pair, dim=1) for pair in zip(self.history, parts, strict=True)]
-        else:
-            self.history = list(parts)
-        reach, t = self.lags.shape[1], self.history[0].shape[1]
-        outputs = [
-            lags[:t].flip(0) @ history[:, -reach:] for lags, history in zip(self.lags, self.history, strict=True)
-        ]  # (b, d/h) each
-        if self.bias is not None:
-            outputs = [y + bias[t - 1] for y, bias in zip(outputs, self.bias, strict=True)]
-        return torch.cat(outputs, dim=-1)
-
-
 class JoinedDecoder:
-    """A model whose layers each keep their history, joined at every step."""
+    """Our model, decoding as the research code does: each head's history is joined with the token at every step."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: Any) -> None:
         """Begin a text."""
-        self.model = model
-        self.layers = {name: JoinedHistory(*filters) for name, filters in model.filters().items()}
+        self.model, self.filters = model, model.filters()
+        self.histories: dict[str, list[Tensor]] = {}
 
     def begin_after(self, count: int) -> None:
         """Let `count` tokens have come, of one text: random ones, since time does not depend on them."""
         c = self.model.tmm_config
-        for layer in self.layers.values():
-            layer.history = [torch.randn(1, count, c.d_model // c.heads) for _ in range(c.heads)]
+        for name in self.filters:
+            self.histories[name] = [torch.randn(1, count, c.d_model // c.heads) for _ in range(c.heads)]
 
-    def mix(self, x: Tensor) -> None:
-        """Put a token (b, d) through the layers' products alone."""
-        for layer in self.layers.values():
-            layer.put(x)
+    def mix(self, name: str, x: Tensor) -> Tensor:
+        """Return a layer's output for the next token, (b, d): the reversed lags times the history, head by head."""
+        lags, bias = self.filters[name]
+        parts = x[:, None].chunk(len(lags), dim=-1)  # (b, 1, d/h) each
+        past = self.histories.get(name)
+        joined = [torch.cat(pair, dim=1) for pair in zip(past, parts, strict=True)] if past else list(parts)
+        self.histories[name] = joined
+        reach, t = lags.shape[1], joined[0].shape[1]
+        outputs = [own[:t].flip(0) @ history[:, -reach:] for own, history in zip(lags, joined, strict=True)]
+        if bias is not None:
+            outputs = [y + own[t - 1] for y, own in zip(outputs, bias, strict=True)]
+        return torch.cat(outputs, dim=-1)
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Return the logits, (b, V), after the next tokens, (b,)."""
-        return self.model.logits_of(self.model.residual_stream(tokens, mix=lambda name, x: self.layers[name].put(x)))
+        logits: Tensor = self.model.logits_of(self.model.residual_stream(tokens, mix=self.mix))
+        return logits
 
 
 class Text:
-    """A text of one row that a model writes by streaming, `capacity` tokens from scratch."""
+    """A text of one row that our model writes by streaming, `capacity` tokens from scratch."""
 
     def __init__(self, model: Any, capacity: int, backend: str) -> None:
         """Plan, and begin."""
-        self.model, self.capacity = model, capacity
+        self.model = model
         self.plan = model.stream_plan(capacity, backend=backend)
         self.state = model.stream_init(self.plan, 1)
         self.token = torch.tensor([1])
 
-    def copy(self) -> Text:
-        """Return a text that goes on by itself from here."""
-        other: Text = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, state=stream_copy(self.state))
-        return other
-
-    def mix(self, x: Tensor) -> None:
-        """Put a token (1, d) through the layers' products alone."""
+    def mix(self, *rows: Tensor) -> None:
+        """Put tokens, (1, d) each, through the layers' products alone: what they keep grows as by the whole model."""
         for name, plan in self.plan.layers.items():
-            tmm_core.stream_step(plan, self.state.layers[name], x)
-        self.state.position += 1
+            for x in rows:
+                tmm_core.stream_step(plan, self.state.layers[name], x)
+        self.state.position += len(rows)
 
-    def mix_to(self, position: int, inputs: Tensor | None = None) -> Seconds:
-        """Let the layers' products alone take tokens up to `position`; return the seconds of each token in all layers.
-
-        So the tapes are as long, and hold as much, as after as many steps of the whole model, and each tile of the run
-        has been added. `inputs` (n, 1, d) are repeated; random ones unless given.
-        """
-        begin, d = self.state.position, self.model.tmm_config.d_model
-        inputs = torch.randn(64, 1, d) if inputs is None else inputs
-        rows = list(inputs.unbind())
-        seconds = np.zeros(position - begin)
-        clock = time.perf_counter
-        for name, plan in self.plan.layers.items():
-            state = self.state.layers[name]
-            for i in range(len(seconds)):
-                start = clock()
-                tmm_core.stream_step(plan, state, rows[i % len(rows)])
-                seconds[i] += clock() - start
-        self.state.position = position
-        return seconds
+    def mix_to(self, position: int) -> None:
+        """Let the layers' products alone take random tokens up to a position."""
+        rows = torch.randn(64, 1, self.model.tmm_config.d_model).unbind()
+        while self.state.position < position:
+            self.mix(*rows[: position - self.state.position])
 
     def step(self) -> Tensor:
         """Return the logits after one more token."""
@@ -173,14 +123,14 @@ class Transformer(nn.Module):
     def __init__(self, config: TMMConfig) -> None:
         """Make the model."""
         super().__init__()
-        d = config.d_model
+        d, blocks = config.d_model, range(config.n_layers)
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, d)
         self.positions = nn.Embedding(config.max_len, d)
-        self.attention_norms = nn.ModuleList(nn.LayerNorm(d) for _ in range(config.n_layers))
-        self.attentions = nn.ModuleList(_Attention(config) for _ in range(config.n_layers))
-        self.mlp_norms = nn.ModuleList(nn.LayerNorm(d) for _ in range(config.n_layers))
-        self.mlps = nn.ModuleList(MLP(config) for _ in range(config.n_layers))
+        self.attention_norms = nn.ModuleList(nn.LayerNorm(d) for _ in blocks)
+        self.attentions = nn.ModuleList(_Attention(config) for _ in blocks)
+        self.mlp_norms = nn.ModuleList(nn.LayerNorm(d) for _ in blocks)
+        self.mlps = nn.ModuleList(MLP(config) for _ in blocks)
         self.unembed = nn.Linear(d, config.vocab_size, bias=False)
 
     def new_cache(self, batch: int, length: int) -> list[Tensor]:
