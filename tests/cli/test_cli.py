@@ -186,10 +186,10 @@ def test_ctrl_c_before_anything_is_130(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.fixture
-def messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `tmm backends` do nothing but log, and leave the logger as it was."""
+def test_messages_of_the_core_are_on_what_stderr_is_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may call `main` again when the first stderr is closed; the logger is left as it was."""
     log = logging.getLogger("tmm_core")
+    before = (log.level, list(log.handlers))
 
     def run(arguments: argparse.Namespace) -> int:
         log.info("compiling %d kernels", 3)
@@ -197,21 +197,13 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     monkeypatch.setattr("tmm_lab.cli.backends.run", run)
-    monkeypatch.setattr(log, "handlers", [])
-    before = log.level
-    yield
-    log.setLevel(before)
-
-
-@pytest.mark.usefixtures("messages")
-def test_messages_of_the_core_are_on_what_stderr_is_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may call `main` again when the first stderr is closed."""
     for _ in range(2):
         stderr = io.StringIO()
         monkeypatch.setattr("sys.stderr", stderr)
         assert main(["backends"]) == 0
         assert stderr.getvalue() == "tmm: compiling 3 kernels\n"
         stderr.close()
+    assert (log.level, log.handlers) == before
 
 
 # tmm train
@@ -298,15 +290,15 @@ def test_resume_refuses_what_is_no_run_and_new_options(
     assert "is damaged: 'preset' is missing" in refused("train", "--resume")
 
 
-def test_an_unknown_backend_in_the_environment_is_refused(text: Path, tmp_path: Path) -> None:
+def test_an_unknown_backend_in_the_environment_is_refused(model: Path) -> None:
+    """The variable is read once, so in another process; `tmm index` starts quickly."""
     command = [sys.executable, "-c", "import sys; from tmm_lab.cli import main; sys.exit(main(sys.argv[1:]))"]
-    options = ["train", *TINY, "--steps", "1", "--text", str(text), "--out", str(tmp_path / "run")]
     environment = {**os.environ, "TMM_BACKEND": "abacus"}
+    options = ["index", str(model), "--no-plot"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 2
     assert "TMM_BACKEND is 'abacus': unknown backend" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
 
 
 def test_the_newest_run_is_trained_sampled_and_measured(

@@ -223,7 +223,7 @@ def test_time_is_told_beforehand(
         return capsys.readouterr().err
 
     assert said() == said("--over-time") == ""
-    monkeypatch.setattr("tmm_lab.cli.index._PATIENCE", 8 * 24**3)
+    monkeypatch.setattr("tmm_lab.cli.index._SLOW", 8 * 24**3)
     assert said() == ""
     assert said("--over-time") == "note: 24 matrices on 24 tokens take a while\n"
     assert said("--length", "25") == "note: 8 matrices on 25 tokens take a while\n"

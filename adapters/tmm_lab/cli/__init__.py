@@ -7,7 +7,8 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 
@@ -26,12 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Torch's and Numba's thread pools fight over the cores unless idle threads sleep; read when the libraries load.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     _prepare_streams()
-    _show_messages()
     debug = False
     try:
         arguments = build_parser().parse_args(argv)
         debug = arguments.debug
-        code: int = arguments.run(arguments)
+        with _messages():
+            code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -57,30 +58,26 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-class _ToStderr(logging.Handler):
-    """Write to what `sys.stderr` is at the time: a program may call `main` again with another one."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print(self.format(record), file=sys.stderr)
-        except Exception:
-            self.handleError(record)
-
-
-def _show_messages() -> None:
-    """Write what `tmm_core` has to say to stderr, such as that it compiles, which takes seconds."""
+@contextmanager
+def _messages() -> Iterator[None]:
+    """Write to stderr what `tmm_core` logs, such as that it compiles, which takes seconds."""
     log = logging.getLogger("tmm_core")
-    if not log.handlers:
-        handler = _ToStderr()
-        handler.setFormatter(logging.Formatter("tmm: %(message)s"))
-        log.addHandler(handler)
-        log.setLevel(logging.INFO)
+    handler = logging.StreamHandler(sys.stderr)  # the one of now: a program may call `main` again with another
+    handler.setFormatter(logging.Formatter("tmm: %(message)s"))
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; each adds its own by `add_parser` and sets `run`.
 
-    They are imported here, so that Ctrl-C meanwhile is `main`'s business already.
+    They are imported here, so that `main` answers Ctrl-C meanwhile.
     """
     debug = "show the traceback of an error"
     parser = argparse.ArgumentParser(

@@ -1,4 +1,4 @@
-"""`tmm backends`: every registered backend, what it can do here, and how to make the others run."""
+"""`tmm backends`: every registered backend, and what it can do here, or why it cannot run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "backends",
-        help="list the engines that can compute here, and what the others need",
-        description="List every registered backend: version, devices, what it serves; for one that cannot run, why.",
+        help="list the backends, and what those that cannot run here need",
+        description="List every registered backend with its version, its devices and the arrays that it serves, or "
+        "the reason why it cannot run here.",
     )
     parser.set_defaults(run=run)
 
@@ -26,11 +27,12 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [("backend", "version", "devices", "serves"), *map(_row, registered_backends())]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     indent = " " * (sum(widths) + 2 * len(widths))
+    columns = shutil.get_terminal_size().columns
     for row in rows:
         start = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + "  "
-        width = max(shutil.get_terminal_size().columns, len(indent) + 40)
-        print(textwrap.fill(row[3], width, initial_indent=start, subsequent_indent=indent))
-    print("\nChoose one by backend=…, tmm_core.use_backend(…) or TMM_BACKEND; 'auto' takes the fastest that fits.")
+        print(textwrap.fill(row[3], max(columns, len(indent) + 40), initial_indent=start, subsequent_indent=indent))
+    note = "Choose one by backend=…, tmm_core.use_backend(…) or TMM_BACKEND; 'auto' is the fastest for the arrays."
+    print("\n" + textwrap.fill(note, columns, break_long_words=False))
     return 0
 
 

@@ -15,15 +15,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "convert",
-        help="turn a checkpoint of the paper's research code into a model folder",
-        description="Read the tensors of the paper's research code, recognise the variant, and write a model folder.",
+        help="convert a checkpoint of the paper's research code to a model folder",
+        description="Read a checkpoint of the paper's research code, recognise the variant by names and shapes, and "
+        "write a model folder.",
     )
-    parser.add_argument("source", type=Path, metavar="IN", help="safetensors file of the research code's parameters")
+    parser.add_argument("source", type=Path, metavar="IN", help="safetensors file of the parameters")
     parser.add_argument("dir", type=Path, metavar="DIR", help="the model folder to write, new or empty")
     parser.add_argument(
         "--mean",
         action=argparse.BooleanOptionalAction,
-        help="whether a model with softplus lags divides by their running sum, which its tensors do not tell",
+        help="for softplus lags: whether the model divides by their running sum, which no tensor tells",
     )
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json of the model (default: bytes)")
     parser.set_defaults(run=run)

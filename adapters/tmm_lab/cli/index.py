@@ -1,4 +1,4 @@
-"""`tmm index`: the operator theory of a trained model, filter by filter, as a table and as a picture."""
+"""`tmm index`: each filter of a trained model as a Toeplitz operator, in a table and in a picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["add_parser"]
 
 _LAGS = ".mix.lags"
 _LENGTH = 512  # eight times the time at 1024, for the same picture
-_PATIENCE = 3e11  # summed n^3 of the matrices: about 20 s
+_SLOW = 3e11  # summed n^3 of the matrices: about 20 s
 _MOST_STEPS = 12  # columns of the table over time
 
 
@@ -31,10 +31,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "index",
-        help="tell the Fredholm index of every filter of a model, and draw it",
-        description="Judge every filter of a model as a Toeplitz operator: its Fredholm index, how near it is to an "
-        "operator that has none, rank and condition of the matrix on n tokens, how fast the inverse grows, and its "
-        "dominant lag. Prints a table and draws symbols, lags and singular values.",
+        help="compute the Fredholm index of each filter of a model, and draw it",
+        description="Analyse each filter of a model as a Toeplitz operator: its Fredholm index, the margin to an "
+        "operator without one, rank and condition of the matrix on n tokens, how fast the inverse grows, and the "
+        "dominant lag. Prints a table, and draws symbols, lags and singular values.",
     )
     parser.add_argument(
         "dir",
@@ -51,17 +51,17 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--length",
         type=int,
         metavar="N",
-        help=f"tokens of the matrix (default: the model's max_len, up to {_LENGTH})",
+        help=f"size n of the matrix in tokens (default: the model's max_len, at most {_LENGTH})",
     )
     parser.add_argument(
         "--over-time",
         action="store_true",
-        help="how index and lags moved during a run, at every evaluation (picture: DIR/index-over-time.png)",
+        help="show index and lags at each evaluation of a run (picture: DIR/index-over-time.png)",
     )
     parser.add_argument(
         "--mean",
         action=argparse.BooleanOptionalAction,
-        help="whether a file of the research code with softplus lags divides by their running sum",
+        help="for a file of the research code with softplus lags: whether the model divides by their running sum",
     )
     parser.set_defaults(run=run)
 
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _now(arguments: argparse.Namespace) -> int:
-    """Judge a model as it is."""
+    """Analyse a model as it is."""
     source, config, lags, picture = _model(arguments)
     from ..operators.filters import analyse, filters_of
     from ..operators.panels import require_picture
@@ -91,7 +91,7 @@ def _now(arguments: argparse.Namespace) -> int:
     filters, n = filters_of(lags, config), arguments.length or min(config.max_len, _LENGTH)
     if not arguments.no_plot:
         require_picture(picture, config.n_layers * config.mix_layers)
-    _warn_of_patience(len(filters), n)
+    _warn_if_slow(len(filters), n)
     reports = analyse(filters, n)
     summary = summary_of([r.index.index for r in reports], [r.vanishing for r in reports])
     if arguments.json:
@@ -106,7 +106,7 @@ def _now(arguments: argparse.Namespace) -> int:
 
 
 def _over_time(arguments: argparse.Namespace) -> int:
-    """Judge a run's lags at every evaluation."""
+    """Analyse the lags of a run at each evaluation."""
     run = _run(arguments.dir)
     import numpy as np
 
@@ -124,7 +124,7 @@ def _over_time(arguments: argparse.Namespace) -> int:
         require_picture(picture, config.n_layers * config.mix_layers)
     moments = [filters_of(read_tensors(path), config) for path in logs.values()] or [filters_of({}, config)]
     steps, n = list(logs), arguments.length or min(config.max_len, _LENGTH)
-    _warn_of_patience(len(moments) * len(moments[-1]), n)
+    _warn_if_slow(len(moments) * len(moments[-1]), n)
     found = [[index_of(f).index for f in moment] for moment in moments]
     vanished = [[vanishing(f, n) for f in moment] for moment in moments]
     summary = f"at the end: {summary_of(found[-1], vanished[-1])}"
@@ -146,11 +146,11 @@ def _over_time(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _warn_of_patience(matrices: int, n: int) -> None:
-    """Say beforehand, on stderr, where so many matrices on n tokens take long."""
+def _warn_if_slow(matrices: int, n: int) -> None:
+    """Say on stderr, before it begins, that so many matrices on n tokens take long."""
     from ..operators.spectra import DENSE
 
-    if matrices * min(n, DENSE) ** 3 > _PATIENCE:
+    if matrices * min(n, DENSE) ** 3 > _SLOW:
         quicker = f"; --length {_LENGTH} is quicker" if n > _LENGTH else ""
         print(f"note: {matrices} matrices on {n} tokens take a while{quicker}", file=sys.stderr)
 
@@ -161,9 +161,9 @@ def _chosen_backend() -> bool:
 
 
 def _one_thread() -> None:
-    """Let linear algebra keep to one thread: more gain little here, and beside another process cost a factor of ten.
+    """Let linear algebra use one thread, unless the user chose: more gain little, and cost much beside other processes.
 
-    Read when NumPy loads: not where it is loaded already, and not where the user chose.
+    OpenBLAS reads the variable when NumPy is imported.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
