@@ -88,11 +88,11 @@ def from_research_code(tensors: Mapping[str, Any], *, mean: bool | None = None) 
         )
     if v2 and mean is None:
         raise InputError(
-            "this model's lags are softplus of its parameters, and no tensor tells whether the product is divided by "
-            "their running sum: pass mean=True or mean=False (tmm convert --mean or --no-mean)"
+            "this model has softplus lags, and no tensor tells whether products are divided by their running sum: "
+            "pass mean=True or mean=False (tmm convert --mean or --no-mean)"
         )
     if not v2 and mean:
-        raise InputError("mean=True is for models with softplus lags (weight_raw), and these are plain: leave mean out")
+        raise InputError("mean=True is for models with softplus lags (weight_raw), which this is not: leave mean out")
     groups = _group(tensors, _V2 if v2 else _V1)
     params = {name: _merge(name, parts, v2) for name, parts in groups.items()}
     config = _recognise(params, groups, v2, bool(mean))

@@ -121,7 +121,7 @@ class SubwordTokenizer:
     Raises
     ------
     ValueError
-        If the tokenizer loses text (then bits per byte would not be about the text), or has no end-of-text.
+        If the tokenizer loses text, or has no end-of-text.
     """
 
     def __init__(self, tokenizer: Any, source: str = "tokenizer") -> None:
@@ -140,8 +140,8 @@ class SubwordTokenizer:
         back = self.decode(self.encode(_PROBE))
         if back != _PROBE:
             raise InputError(
-                f"{source} loses text, so its figures would not be about the text given: {_PROBE!r} comes back as "
-                f"{back!r}; take a byte-level one, or train one with --vocab"
+                f"{source} loses text, and bits per byte would be those of another text: {_PROBE!r} is decoded as "
+                f"{back!r}; choose a byte-level tokenizer, or train one with --vocab"
             )
 
     def encode(self, text: str) -> list[int]:

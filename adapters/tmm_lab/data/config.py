@@ -67,7 +67,7 @@ class Source(Configuration):
             read_documents(self.text)
             twice = [path for path, count in Counter(map(os.path.realpath, self.text)).items() if count > 1]
             if twice:
-                raise InputError(f"--text names {twice[0]} twice, and would train on what is held out: name it once")
+                raise InputError(f"--text names {twice[0]} twice, and would train on held-out text: name it once")
         if self.tokenizer is not None and not Path(self.tokenizer).is_file():
             raise MissingFileError(f"there is no tokenizer file {self.tokenizer}: check the path")
 

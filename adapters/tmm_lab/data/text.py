@@ -165,7 +165,7 @@ class Part:
                 while start < stop:
                     data = file.read(min(size, stop - start))
                     if not data:
-                        raise InputError(f"text file {self.text.path} was cut short: write it anew")
+                        raise InputError(f"text file {self.text.path} was cut short: write it again")
                     start += len(data)
                     yield data
 
@@ -255,9 +255,9 @@ def open_text(path: str | os.PathLike[str]) -> Text:
         fields = json.loads(description_path(path).read_bytes())
         text = Text(path, int(fields["n_bytes"]), int(fields["n_documents"]), str(fields["sha256"]))
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{description_path(path)} does not describe a text: write the text anew") from error
+        raise InputError(f"{description_path(path)} does not describe a text: write the text again") from error
     if path.stat().st_size != text.size:
-        raise InputError(f"text file {path} has {path.stat().st_size} bytes, expected {text.size}: write it anew")
+        raise InputError(f"text file {path} has {path.stat().st_size} bytes, expected {text.size}: write it again")
     return text
 
 

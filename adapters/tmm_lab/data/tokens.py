@@ -88,7 +88,7 @@ def open_tokens(path: str | os.PathLike[str]) -> NDArray[Any]:
     try:
         tokens = np.lib.format.open_memmap(os.fspath(path), mode="r")
     except ValueError as error:
-        raise InputError(f"{path} is not a whole token file ({error}): remove it, to have it written anew") from error
+        raise InputError(f"{path} is not a whole token file ({error}): remove it to have it rewritten") from error
     if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
         raise InputError(f"{path} holds {tokens.dtype} of shape {tokens.shape}, not token ids: give another file")
     return tokens

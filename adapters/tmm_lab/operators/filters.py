@@ -92,8 +92,8 @@ def filters_of(lags: Mapping[str, Any], config: TMMConfig) -> list[Filter]:
         raise InputError("the model has no layers: there is no filter to analyse; choose another model")
     if config.mean:
         raise InputError(
-            "every layer of this model divides its product by the running sum of the lags (mean=True), at each "
-            "position by another number: no layer is a Toeplitz operator, none is analysed; choose one with mean=False"
+            "this model divides its products by the running sum of the lags (mean=True), so no layer is a Toeplitz "
+            "operator: choose a model with mean=False"
         )
     if config.n_layers > len(lags):  # before names are listed: a damaged configuration may ask for any number
         raise InputError(f"there are {len(lags)} arrays of lags, too few for n_layers={config.n_layers}")
