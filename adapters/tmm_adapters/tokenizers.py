@@ -161,6 +161,7 @@ class SubwordTokenizer:
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Yield the text of `ids` as it becomes readable: a character only when all of its tokens have come."""
+        # The library's DecodeStream raises at bytes that are no text, which an untrained model writes.
         recent: list[int] = []  # decoded again with what follows: some decoders treat the first word differently
         new: list[int] = []
         shown = 0  # characters of `recent` and `new` that were yielded

@@ -53,7 +53,7 @@ class Source(Configuration):
 
     @property
     def name(self) -> str:
-        """What to call the text."""
+        """The name of the text, for people."""
         if self.dataset is not None:
             return self.dataset
         if not self.text:

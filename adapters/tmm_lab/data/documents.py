@@ -1,4 +1,4 @@
-"""Where documents come from: this Python's own documentation, files, data sets of the Hugging Face hub."""
+"""Sources of documents: this Python's own documentation, files, data sets of the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Text as it is kept: documents in one file on disk, with a training part and a held-out part, all streamed.
+"""Documents in one file on disk, divided into a training part and a held-out part; everything is streamed.
 
-A *document* is a string, or an iterable of the strings that make it up, so that one larger than the memory is like any
-other. `write_text` keeps documents in a single file: UTF-8, each followed by the byte 0xFF. That byte never
-occurs in UTF-8, so the file says by itself where documents end, and its hash covers the boundaries too.
+A *document* is a string, or an iterable of the strings that make it up, so it may be larger than the memory.
+`write_text` keeps documents in a single file: UTF-8, each followed by the byte 0xFF. That byte never occurs in UTF-8,
+so the file itself says where documents end, and its hash covers their boundaries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HELD_OUT_BYTES = 65536
 
 _READ = 1 << 20  # bytes read at a time
 _ONE_IN = 20  # one document in this many is held out, about 5 %
-_FEW = 4  # with fewer held-out documents than this, they would say little: the tail of the text is held out instead
+_FEW = 4  # fewer held-out documents than this would be a poor sample: the end of the text is held out instead
 
 
 @dataclass(frozen=True)

@@ -214,22 +214,10 @@ class TokenWindows:
 
 
 def bits_per_byte(nats: float, part: Part) -> float:
-    """Return what a part costs in bits per byte of its text.
+    """Return the cost of `part` in bits per byte of its text, given the cross-entropy of its tokens summed in `nats`.
 
-    Parameters
-    ----------
-    nats : float
-        The sum, not the mean, of the cross-entropies of all its tokens, ends of text included.
-    part : Part
-        The text.
+    A model that knows nothing pays 8, and a little more for the ends of documents.
 
-    Returns
-    -------
-    float
-        Bits per byte; a model that knows nothing pays 8 and a little more for the ends of text.
-
-    Examples
-    --------
     >>> from .text import Text
     >>> bits_per_byte(math.log(2) * 30, Text(Path("text"), n_bytes=10, n_documents=1, sha256="").whole())
     3.0

@@ -1,9 +1,8 @@
 """Baselines for a language model: what a text costs under byte n-gram models and under zlib.
 
 The n-gram models are interpolated Kneser-Ney with the three modified discounts of Chen and Goodman (1998). They work on
-the bytes of a text file, in which the byte 0xFF ends each document. So they pay for what a language model pays for,
-every byte of text and the end of every document, the first byte given an end; and like its cost theirs is divided by
-the bytes of text.
+the bytes of a text file, in which the byte 0xFF ends each document. Like a language model they pay for every byte of
+text and for the end of every document, given an end before the first byte, and their cost is per byte of text.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def baseline_costs(training: Part, held_out: Part) -> dict[str, float]:
     training : Part
         What the n-gram models are fitted on: its first 64 MiB (`FITTED_BYTES`).
     held_out : Part
-        The text to pay for.
+        The text whose cost is measured.
 
     Returns
     -------
@@ -81,8 +80,8 @@ class _Level:
     contexts: NDArray[np.uint32]
     total: NDArray[np.float64]
     """For each context the sum of its counts."""
-    spared: NDArray[np.float64]
-    """For each context the sum of its discounts: what the shorter contexts share out."""
+    backoff: NDArray[np.float64]
+    """For each context the sum of its discounts, which is left to the shorter contexts."""
 
     @classmethod
     def of(cls, grams: NDArray[np.uint32], counts: NDArray[np.float64]) -> _Level:
@@ -96,7 +95,7 @@ class _Level:
         """Return the probability of the last byte of each gram, given that of the next shorter context."""
         context, known = _find(self.contexts, grams >> np.uint32(8))
         gram, seen = _find(self.grams, grams)
-        share = np.where(seen, self.discounted[gram], 0) + self.spared[context] * shorter
+        share = np.where(seen, self.discounted[gram], 0) + self.backoff[context] * shorter
         return np.where(known, share / self.total[context], shorter)
 
 
@@ -114,10 +113,10 @@ class NGramModel:
     -----
     The model of order `n` counts occurrences of `n`-grams, and of shorter grams the different bytes that precede them:
 
-        p(b | c) = (max(count(cb) - D, 0) + spared(c) * p(b | c')) / count(c)
+        p(b | c) = (max(count(cb) - D, 0) + backoff(c) * p(b | c')) / count(c)
 
-    with `c'` the context without its first byte, and `spared(c)` the discounts `D` that the grams of `c` gave up. The
-    shortest context leads to equal chances for all 256 bytes, so each byte has a chance and chances sum to one.
+    with `c'` the context without its first byte, and `backoff(c)` the sum of the discounts `D` of the grams of `c`. The
+    empty context gives each byte the probability 1/256, so all probabilities are positive and sum to one.
     """
 
     def __init__(self, grams: NDArray[np.uint32], counts: NDArray[Any]) -> None:
