@@ -1,11 +1,11 @@
-"""Splitting and joining of small polynomials, for whatever adds and multiplies.
+"""Butterflies: the values of small polynomials at roots, and back, for any type of number.
 
-Numbers have `+`, `-`, `*`, `times_i()`, `conjugate()` and `scaled(real)`; kernels are written with vectors of LLVM.
+The numbers need `+`, `-`, `*`, `times_i()`, `conjugate()` and `scaled(real)`; `intrinsics` passes vectors of LLVM.
 
 `split(x, constants)` returns x[0] + x[1] z + … + x[r-1] z^(r-1) modulo z - c, z - c w, …, z - c w^(r-1), that is, its
-values at the r-th roots of c^r, with w = exp(2 pi i / r); `join` goes back, and returns r times the coefficients. The
-constants are c, c^2, …, c^(r-1). Radix 8 is done as 2 of 4: its constants are the outer one, then three for each half,
-and its values come in the order that this gives.
+values at the r-th roots of c^r, with w = exp(2 pi i / r); `join` is its inverse times r. The constants (twiddle
+factors) are c, c^2, …, c^(r-1). Radix 8 is computed as radix 2 of radix 4: its constants are the one of radix 2, then
+three for each half, and its values come in the order that this gives.
 """
 
 from __future__ import annotations

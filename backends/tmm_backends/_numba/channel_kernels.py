@@ -1,8 +1,9 @@
-"""Kernels of filters that read neighbouring channels of their head (kernel size m > 1).
+"""Kernels of product and correlation for filters that read neighbouring channels of their head (kernel size m > 1).
 
-One transform of the signal serves all m rows of a kernel, which are added up in the frequency domain. A job is one
-signal of one head, whose registers of channels are done one after another: a window over the spectra keeps the
-neighbours that the next one reads. It has the real and the imaginary parts of `window.shape[2]` channels a frequency.
+A signal is transformed once, and the m rows of a filter are summed in the frequency domain. A job is one signal of one
+head, whose registers of channels are computed one after another: `window`, `(N, 2, channels)`, holds the real and
+imaginary parts of the spectra of a register and of the neighbours of its channels that the filter reads. Other
+arguments are as in `product_kernels`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["correlate_across_channels", "product_across_channels"]
 
 @device_function
 def shift_window(window, buffer, above):
-    """Shift the window by a register, and take in the spectra of a buffer: above its channels, or below them."""
+    """Shift the window by a register: down, with the spectra of a buffer at its upper end, or up, with them below."""
     lanes = width(buffer)
     rest = window.shape[2] - lanes
     flat = window.reshape(-1)
@@ -39,9 +40,9 @@ def shift_window(window, buffer, above):
 
 @device_function
 def filter_window(window, buffer, filters, first, kernel_size, below):
-    """Fill the buffer with the sum over r of `filters[first + r]` times the window's lanes from `below` or above on.
+    """Fill the buffer with the sum over r < m of `filters[first + r]` times the spectra that row r of the filter reads.
 
-    Row r reads the channel m - 1 - r places below the output (where `below`), or as many above it.
+    These are the channels m - 1 - r below the output, or as many above it for the adjoint (not `below`).
     """
     lanes, flat = width(buffer), window.reshape(-1)
     for i in range(window.shape[0]):
@@ -62,7 +63,10 @@ def product_across_channels(
     dtype_tags, x, x_time, x_lane, y, y_time, y_lane, signals, heads, channels, first, last,
     filters, kernel_size, scales, adjoint, packed, constants, steps, low, high, buffer, window, scratch, unsafe,
 ):  # fmt: skip
-    """Multiply by transforms; of `heads` heads with `channels` channels each, `unsafe[job]` may leave the range."""
+    """Multiply by transforms; jobs with magnitudes out of range are marked in `unsafe`.
+
+    There are `heads` heads of `channels` channels; `packed` says that channels lie side by side in memory.
+    """
     lanes, quarter = width(buffer), filters.shape[1] // 8
     registers = -(-channels // lanes)
     for job in range(first, last):
@@ -97,9 +101,9 @@ def correlate_across_channels(
     dtype_tags, x, x_time, x_lane, g, g_time, g_lane, signals, heads, channels, kernel_size, chunks, first, last,
     packed_x, packed_g, constants, steps, low, high, x_buffer, g_buffer, window, totals, scratch, peaks, out,
 ):  # fmt: skip
-    """Add up chunks: rows of (first signal, last signal, head, next head, first of the `kernel` rows of `out`).
+    """Sum chunks: rows of (first signal, last signal, head, head + 1, first of the `kernel` rows of `out`).
 
-    `peaks[chunk]` gets the sum of the products of the largest magnitudes, or NaN where one may leave the range.
+    `peaks[chunk]` gets the sum of the products of the largest magnitudes; NaN where one is out of range.
     """
     lanes, quarter = width(x_buffer), x_buffer.shape[0] // (8 * width(x_buffer))
     registers, flat = -(-channels // lanes), window.reshape(-1)

@@ -1,4 +1,4 @@
-"""The correlation as calls of kernels: spectra are added up in fixed chunks, and transformed back once."""
+"""The correlation as calls of kernels: spectra are summed in chunks fixed by the shapes, and transformed back once."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ __all__ = ["SignalCorrelation"]
 Array = NDArray[Any]
 
 CHUNKS, FEWEST, CHUNK = 16, 4, 64
-"""Correlations are added up in so many chunks or more, where there are as many jobs, and of so many jobs at most."""
+"""A correlation has at least CHUNKS chunks, where there are as many jobs, each run of groups at least FEWEST of them,
+and a chunk has at most CHUNK jobs."""
 
 
 def _cuts(count: int, parts: int) -> list[tuple[int, int]]:
-    """Cut a range into so many parts, or as many as it has members."""
+    """Return `parts` nearly equal ranges that cover `count` members, at most one for each member."""
     parts = min(parts, count)
     return [(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
 
 
 def _scaled_sums(rows: Array, owners: list[int], count: int) -> tuple[Array, list[int]]:
-    """Return the sum of each owner's rows, scaled by a power of two, and the exponents of those powers.
+    """Return the sum of each owner's rows divided by a power of two, and the exponents of those powers.
 
-    So that what is transformed is near one, and may be added up as often as the transform is long. Rows are added in
-    their order, in float64: the same bits for any number of threads.
+    The sums are then near one and do not overflow in the transform. Rows are added in their order, in float64: the same
+    bits for any number of threads.
     """
-    sums, exponents, of_whom = np.zeros((count, rows.shape[1]), rows.dtype), [0] * count, np.asarray(owners)
+    sums, exponents, owner_of = np.zeros((count, rows.shape[1]), rows.dtype), [0] * count, np.asarray(owners)
     for owner in range(count):
         total = np.zeros(rows.shape[1])
-        for number in np.flatnonzero(of_whom == owner):
+        for number in np.flatnonzero(owner_of == owner):
             total += rows[number]
         exponents[owner] = int(np.frexp(np.max(np.abs(total), initial=0))[1])
         sums[owner] = np.ldexp(total, -exponents[owner])
@@ -49,7 +50,7 @@ def _scaled_sums(rows: Array, owners: list[int], count: int) -> tuple[Array, lis
 
 @dataclass(frozen=True)
 class SignalCorrelation:
-    """The correlation of some signals, as spectra that are added up and transformed back once."""
+    """The correlation of some signals `x` and `g`, `(..., n, d)`, of one length of transforms."""
 
     arithmetic: Arithmetic
     x: Array
@@ -61,14 +62,14 @@ class SignalCorrelation:
 
     @property
     def dtype_tags(self) -> tuple[Any, Any]:
-        """What tells a kernel the dtypes of the arrays."""
+        """The first argument of a kernel: the dtypes of the arrays."""
         return DTYPE_TAGS[self.x.dtype.name], DTYPE_TAGS[self.g.dtype.name]
 
     def add_to(self, c: Array, length: int) -> Array:
-        """Add the lags to `c`, `(h, m, k)` in float64, by transforms of a length; return what tells which are good.
+        """Add the lags to `c`, `(h, m, k)` in float64, by transforms of a length; return a sum of peaks for each head.
 
-        That is, for each head, the sum over signals and channels of the products of their largest magnitudes, or NaN
-        where one might leave the range of transforms, or is not finite, and was left out.
+        That is the sum over signals and channels of the product of the largest magnitudes in x and g. It is NaN where
+        one of them is not finite or out of range: such signals were skipped, and `c` is not valid for that head.
         """
         partial, owners, peaks = self._over_groups(length) if self.kernel_size == 1 else self._across_channels(length)
         steps = plan(length, self.arithmetic.compute_dtype)
@@ -81,16 +82,9 @@ class SignalCorrelation:
 
             def work(first: int, last: int) -> None:
                 correlation_kernels.inverse_transform(
-                    (DTYPE_TAGS[self.arithmetic.compute_dtype.name],),
-                    spectra,
-                    first,
-                    last,
-                    steps.constants,
-                    steps.steps,
-                    buffer,
-                    scratch,
+                    (DTYPE_TAGS[out.dtype.name],), spectra, first, last, steps.constants, steps.steps, buffer, scratch,
                     out,
-                )
+                )  # fmt: skip
 
             return work
 
@@ -101,17 +95,17 @@ class SignalCorrelation:
         return peaks
 
     def _chunks(self, owners: list[tuple[int, ...]]) -> tuple[Array, list[int]]:
-        """Return the chunks as kernels read them, and the filter of each row that they write.
+        """Return the chunks, rows that kernels read, and the filter of each row that they write.
 
-        Rows are (first signal, last signal, first group, last group, first row of the result). `owners` names the
-        filters of each group; neighbouring groups of one filter are added up together.
+        A chunk is (first signal, last signal, first group, last group, first row of the result). `owners` has the
+        filters of each group; neighbouring groups of the same filter are summed together.
         """
         chunks: list[tuple[int, ...]] = []
         rows: list[int] = []
         runs = [list(run) for _, run in itertools.groupby(range(len(owners)), key=owners.__getitem__)]
         count = len(self.signals)
         for run in runs:
-            # A group of several filters has a row for each of them, so that a few chunks are memory enough.
+            # A group of several filters writes a row for each of them: fewer chunks then, to bound memory.
             needed = max(-(-FEWEST // len(runs)), -(-CHUNKS // (len(runs) * len(owners[run[0]]))))
             parts = min(count, max(needed, count * len(run) // CHUNK))
             for first, last in _cuts(count, parts):
@@ -121,7 +115,7 @@ class SignalCorrelation:
         return np.asarray(chunks), rows
 
     def _over_groups(self, length: int) -> tuple[Array, list[int], Array]:
-        """Add up spectra: return rows of partial sums, the filter of each, and the sums of products of peaks."""
+        """Sum spectra: return rows of partial sums, the filter of each row, and sums of products of peaks by head."""
         x, g, arithmetic = self.x, self.g, self.arithmetic
         packed = x.strides[-1] == x.itemsize and g.strides[-1] == g.itemsize
         groups = Groups.of(x.shape[-1], self.heads, arithmetic.lanes, packed=packed)

@@ -1,7 +1,7 @@
-"""Kernels of the correlation: spectra are added over signals and channels, and transformed back once.
+"""Kernels of the correlation: spectra are summed over signals and channels, and transformed back once.
 
-Chunks are fixed by the shapes alone, each is added up by one thread, and chunks in their order: the result is the same
-to the bit for any number of threads.
+Chunks depend on the shapes alone, each is summed by one thread, and chunks are summed in their order: the result is the
+same to the bit for any number of threads. Arguments are as in `product_kernels`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def correlate(
     dtype_tags, x, x_time, x_lane, g, g_time, g_lane, signals, groups, heads, chunks, first, last,
     constants, steps, low, high, x_buffer, g_buffer, sums, scratch, peaks, out,
 ):  # fmt: skip
-    """Add up chunks: rows of (first signal, last signal, first group, last group, first row of `out`).
+    """Sum chunks: rows of (first signal, last signal, first group, last group, first row of `out`).
 
-    The groups of a chunk have one filter, or it is one group of several; `out` gets a spectrum for each filter.
-    `peaks[chunk]` gets, lane by lane, the sum of the products of the largest magnitudes, or NaN where one may leave the
-    range of transforms, and the signal is left out. `scratch` has room for two registers.
+    A chunk has groups of one filter, or one group of several filters; `out` gets a spectrum for each filter.
+    `peaks[chunk]` gets, lane by lane, the sum of the products of the largest magnitudes; NaN where one is out of range,
+    and that signal is skipped. `scratch` has two registers.
     """
     lanes, quarter = width(sums), sums.shape[0] // (8 * width(sums))
     for chunk in range(first, last):
@@ -55,7 +55,7 @@ def correlate(
 
 @device_function
 def reduce_lanes(sums, heads, filter, out, row):
-    """Add up the lanes of each filter, from row `row` on of `out`."""
+    """Sum the lanes of each filter, into the rows of `out` from `row` on."""
     lanes = width(sums)
     for i in range(out.shape[1] // 2):
         at = 2 * lanes * i
@@ -70,7 +70,7 @@ def reduce_lanes(sums, heads, filter, out, row):
 
 @kernel
 def inverse_transform(dtype_tags, spectra, first, last, constants, steps, buffer, scratch, out):
-    """Transform spectra back: `out[j, f]` is the length times lag j of filter f; a job is a register of filters."""
+    """Transform spectra back: `out[j, f]` is lag j of filter f times the length; a job is a register of filters."""
     lanes, length = width(buffer), spectra.shape[1] // 2
     scratch[:] = 1
     scale = load(scratch, 0)

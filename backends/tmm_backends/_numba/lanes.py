@@ -1,7 +1,7 @@
 """A vector type for kernels: neighbouring channels side by side in one SIMD register.
 
-`Lanes` are as many real numbers as a register of this machine holds: to LLVM one `<16 x float>` (or `<4 x double>`, …).
-Kernels add, subtract and multiply them, and read and write them in any of the floating dtypes.
+`Lanes` are as many real numbers as a register of the target processor holds: in LLVM one `<16 x float>`, `<4 x double>`
+and so on. Kernels add, subtract and multiply them, and read and write them in any of the floating dtypes.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _I32 = ir.IntType(32)
 
 
 class Lanes(types.Type):
-    """As many numbers of one dtype as a register holds."""
+    """The Numba type of a full register of one dtype, float32 or float64."""
 
     def __init__(self, dtype: Any) -> None:
-        """Make the type for a dtype."""
+        """Create the type for a dtype."""
         self.dtype = dtype
         self.width = WIDTHS[dtype]
         self.llvm = ir.VectorType(LLVM[dtype], self.width)
@@ -68,7 +68,7 @@ class _LanesModel(models.PrimitiveModel):
 
 
 def _operator(symbol: Any, name: str) -> None:
-    """Let `symbol` join two `Lanes` by the LLVM instruction `name`."""
+    """Define the operator `symbol` of two `Lanes` by the LLVM instruction `name`."""
 
     @infer_global(symbol)
     class _Template(AbstractTemplate):
@@ -91,7 +91,7 @@ _operator(operator.mul, "fmul")
 def magnitude(typingctx: Any, largest: Any, lanes: Any) -> Any:
     """Return, lane by lane, the larger of `largest` and `|lanes|`; NaN and infinity count as larger than any number.
 
-    By comparing bits as integers, which holds whatever LLVM assumes of floating-point numbers.
+    It compares bits as integers, so it is right whatever fast-math flags are set.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -106,7 +106,7 @@ def magnitude(typingctx: Any, largest: Any, lanes: Any) -> Any:
 
 @intrinsic
 def total(typingctx: Any, lanes: Any) -> Any:
-    """Return the sum over all lanes, in an order that LLVM chooses for the machine."""
+    """Return the sum over all lanes, in an order that LLVM chooses for the processor."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         number = lanes.llvm.element
@@ -120,7 +120,7 @@ def total(typingctx: Any, lanes: Any) -> Any:
 
 @intrinsic
 def width(typingctx: Any, array: Any) -> Any:
-    """Return how many lanes a register holds of the dtype of `array`."""
+    """Return how many numbers of the dtype of `array` a register holds."""
     count = Lanes(array.dtype).width
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -157,7 +157,7 @@ def _place(context: Any, builder: Any, array: Any, value: Any, index: Any, llvm:
 
 @intrinsic
 def load(typingctx: Any, array: Any, index: Any) -> Any:
-    """Return the lanes that begin at `array[index]`."""
+    """Return the lanes that begin at entry `index` of `array`."""
     lanes = Lanes(array.dtype)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -169,7 +169,7 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
 
 @intrinsic
 def store(typingctx: Any, array: Any, index: Any, lanes: Any) -> Any:
-    """Write the lanes to `array[index]` and what follows."""
+    """Write the lanes to `array` from entry `index` on."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         where = _place(context, builder, sig.args[0], args[0], args[1], lanes.llvm)
@@ -214,7 +214,7 @@ _COMPUTED: dict[Any, Any] = {
 
 
 def _widened(builder: Any, dtype_tag: Any, value: Any, lanes: Lanes) -> Any:
-    """Return stored lanes in the dtype in which kernels compute."""
+    """Return lanes as read, converted to the dtype in which kernels compute."""
     if dtype_tag == types.int16:
         return builder.fpext(value, lanes.llvm)
     if dtype_tag == types.uint16:  # bfloat16 is the upper half of float32
@@ -224,7 +224,7 @@ def _widened(builder: Any, dtype_tag: Any, value: Any, lanes: Lanes) -> Any:
 
 
 def _narrowed(builder: Any, dtype_tag: Any, value: Any, lanes: Lanes) -> Any:
-    """Return computed lanes as they are stored, rounded to nearest, ties to even."""
+    """Return lanes converted to the dtype in memory, rounded to nearest, ties to even."""
     if dtype_tag == types.int16:
         return builder.fptrunc(value, ir.VectorType(ir.HalfType(), lanes.width))
     if dtype_tag == types.uint16:
@@ -266,7 +266,7 @@ def read_partial(typingctx: Any, dtype_tag: Any, address: Any, stride: Any, coun
         stored = ir.VectorType(_STORED[dtype_tag], lanes.width)
         value = ir.Constant(stored, None)
         nothing = ir.Constant(stored.element, 0)
-        for lane in range(lanes.width):  # lanes beyond read the first entry again, and drop it
+        for lane in range(lanes.width):  # other lanes read the first entry, and drop it
             index = ir.Constant(base.type, lane)
             within = builder.icmp_signed("<", index, some)
             offset = builder.select(within, builder.mul(step, index), ir.Constant(base.type, 0))

@@ -1,4 +1,4 @@
-"""A call as the kernels see it: its signals, its groups of channels, and memory to work in."""
+"""What kernels are given: filters, signals and groups of channels, in the form that they read, and memory."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A floating dtype, and how it is computed with.
+    """How signals of a dtype are computed.
 
-    Peaks between two bounds keep spectra, and sums of products of two of them over a thousand signals and lanes, within
-    the range, for as many as 2^20 times; and they keep sums of products well above the smallest normal number, where
-    rounding is no longer relative.
+    With magnitudes from `lowest` to `highest`, spectra of up to 2^20 times do not overflow, nor do sums of products of
+    two spectra over a thousand signals and lanes; and sums of products stay well above the smallest normal number,
+    below which rounding errors are no longer relative.
     """
 
     name: str
     """Name of the dtype of signals and results."""
     compute_dtype: np.dtype[Any]
-    """The dtype of buffers and filters: halves are computed in float32."""
+    """The dtype of buffers and filters: float32 for float16 and bfloat16."""
     lanes: int
-    """Numbers of a register."""
+    """Numbers that a register holds."""
     lowest: float
-    """The least magnitude of a signal, other than zero, that is safe to transform."""
+    """The smallest peak of a signal, other than zero, that is safe to transform."""
     highest: float
-    """The largest magnitude of a signal that is safe to transform."""
+    """The largest peak of a signal that is safe to transform."""
     max_exponent: int
-    """The largest exponent, up or down, of a filter that is safe to use."""
+    """The largest magnitude of a filter's binary exponent that is safe."""
 
 
 def _arithmetic(name: str) -> Arithmetic:
@@ -50,21 +50,21 @@ def _arithmetic(name: str) -> Arithmetic:
 
 
 ARITHMETIC = {name: _arithmetic(name) for name in DTYPE_TAGS}
-"""By name of the dtype."""
+"""By the name of the dtype."""
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Lags scaled by exact powers of two, so that the largest of each head lies between a half and one."""
+    """Lags divided by exact powers of two, so that the largest magnitude of each head is from a half to one."""
 
     normalized: NDArray[Any]
-    """(h * m, k), scaled, in the dtype of computation."""
+    """(h * m, k), the scaled lags, in the dtype of computation."""
     scales: NDArray[Any]
-    """(h,), what results are multiplied by."""
+    """(h,), the powers of two that results are multiplied by."""
     heads: int
     kernel_size: int
     unsafe: NDArray[np.bool_]
-    """(h,), whose lags are not finite, or out of range; their `normalized` is zero."""
+    """(h,), the heads whose lags are not finite, or out of range; `normalized` is zero there."""
 
     @property
     def lags(self) -> int:
@@ -73,13 +73,13 @@ class Filters:
 
     @classmethod
     def of(cls, w: NDArray[Any], arithmetic: Arithmetic) -> Filters:
-        """Scale the filters `w`, `(h, m, k)`."""
+        """Normalize the filters `w`, `(h, m, k)`."""
         heads, kernel_size, lags = w.shape
-        w = w.astype(arithmetic.compute_dtype, order="C")  # kernels find filter after filter in memory
+        w = w.astype(arithmetic.compute_dtype, order="C")  # kernels read one filter after the other
         rows = np.max(np.abs(w), axis=2)
         peaks = np.max(rows, axis=1)
         exponents = np.where(np.isfinite(peaks), np.frexp(peaks)[1], 0)
-        # A row that is faint beside others is read alone where their channels are silent.
+        # A row far smaller than others of its kernel decides the result where the channels of those are zero.
         faint = (rows > 0) & (np.frexp(rows)[1] < exponents[:, None] - arithmetic.max_exponent // 2)
         unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > arithmetic.max_exponent) | np.any(faint, axis=1)
         exponents[unsafe] = 0
@@ -92,21 +92,21 @@ class Filters:
 
 @dataclass(frozen=True)
 class Groups:
-    """How channels are put side by side: as many neighbours as a register holds, whatever their filters."""
+    """Groups of neighbouring channels, as many as a register holds, whatever their filters."""
 
     channels: Ints
     """First channel of each group."""
     counts: Ints
-    """Channels of each group, 0 where they fill a register and lie side by side in memory."""
+    """Channels of each group; 0 for a full register of channels side by side in memory."""
     heads: Ints
-    """(groups, lanes), the filter of each lane; those beyond the last channel repeat the last one's."""
+    """(groups, lanes), the filter of each lane; lanes after the last channel have that of the last channel."""
     shared: Ints
     """The filter of all lanes of a group, or -1."""
 
     @classmethod
     @functools.lru_cache(maxsize=64)
     def of(cls, d: int, heads: int, lanes: int, *, packed: bool) -> Groups:
-        """Cut `d` channels of `heads` filters; `packed` says whether they lie side by side in memory."""
+        """Return the groups of `d` channels of `heads` filters; `packed` if channels lie side by side in memory."""
         channels = np.arange(0, d, lanes)
         counts = np.minimum(lanes, d - channels)
         lane_heads = np.minimum(channels[:, None] + np.arange(lanes), d - 1) // (d // heads)
@@ -115,29 +115,29 @@ class Groups:
 
     @property
     def mixed(self) -> bool:
-        """Whether there is a group with several filters."""
+        """Whether a group has several filters."""
         return bool(np.any(self.shared < 0))
 
     def rows(self, first_stride: int, second_stride: int) -> Ints:
-        """Return the groups as kernels read them, for the strides between channels of two arrays, in bytes."""
+        """Return the rows `groups` of `product_kernels`, for the strides of channels of two arrays, in bytes."""
         columns = (self.channels * first_stride, self.channels * second_stride, self.counts, self.shared)
         return np.ascontiguousarray(np.stack(columns, axis=1))
 
 
 @dataclass(frozen=True)
 class Signals:
-    """Documents, or whole rows, of a batch."""
+    """The signals of a batch: documents, or whole rows."""
 
     row: Ints
-    """Row of the batch, counted over all its axes."""
+    """Row of the flattened batch."""
     start: Ints
     """First time."""
     length: Ints
-    """Times."""
+    """Number of times."""
 
     @classmethod
     def of(cls, rows: int, n: int, segment_ids: NDArray[Any] | None) -> Signals:
-        """Return whole rows, or the runs of equal `segment_ids`, `(rows, n)`."""
+        """Return the runs of equal `segment_ids`, `(rows, n)`; whole rows without them."""
         if segment_ids is None:
             return cls(np.arange(rows), np.zeros(rows, np.int64), np.full(rows, n))
         begins = np.ones((rows, n), bool)
@@ -146,27 +146,27 @@ class Signals:
         return cls(at // n, at % n, np.diff(at, append=rows * n))
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of signals."""
         return len(self.row)
 
     def __getitem__(self, which: Any) -> Signals:
-        """Return some of them."""
+        """Return the signals that an index, a slice or a mask selects."""
         return Signals(self.row[which], self.start[which], self.length[which])
 
     def offsets(self, array: NDArray[Any]) -> Ints:
-        """Return where they begin in an array `(..., n, d)`, in bytes from its first entry."""
+        """Return the offset of each signal in an array `(..., n, d)`, in bytes from its first entry."""
         batch = np.zeros((), np.int64)
         for size, stride in zip(array.shape[:-2], array.strides[:-2], strict=True):
             batch = batch[..., None] + np.arange(size) * stride
         return batch.reshape(-1)[self.row] + self.start * array.strides[-2]
 
     def rows(self, first: NDArray[Any], second: NDArray[Any]) -> Ints:
-        """Return the signals as kernels read them, in two arrays."""
+        """Return the rows `signals` of `product_kernels`, for two arrays."""
         return np.ascontiguousarray(np.stack((self.offsets(first), self.offsets(second), self.length), axis=1))
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Return uninitialised memory that begins at a cache line: vectors across two lines take twice as long."""
+    """Return an uninitialised array that begins at a cache line: vectors across two lines take twice as long."""
     count = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(count + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -175,14 +175,14 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 
 HUGE = 1 << 22
-"""Bytes from which memory is worth pages of its own."""
+"""Bytes from which an array gets pages of its own."""
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """Return zeros that begin at a cache line, and take no memory before they are used where there are many.
+    """Return an array of zeros that begins at a cache line; a large one takes no memory before it is written.
 
-    In large pages, where the system has them: to touch 8 MiB for the first time took 6 ms in small ones, as long as two
-    transforms of it.
+    Large arrays have huge pages, where the system has them: to touch 8 MiB for the first time took 6 ms with small
+    pages, as long as two transforms of it.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -191,6 +191,6 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         memory.fill(0)
         return memory
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # private: not shared with forked children
-    with contextlib.suppress(OSError):  # a system without large pages
+    with contextlib.suppress(OSError):  # a system without huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, dtype).reshape(shape)

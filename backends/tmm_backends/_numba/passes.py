@@ -1,4 +1,8 @@
-"""Passes over a buffer of complex vectors: polynomials are split into parts, multiplied, and joined (see `plans`)."""
+"""Device functions: passes over a buffer of complex vectors, which split, multiply and join polynomials (see `plans`).
+
+The dtype of a signal is told by `dtype_tag`; `address` is that of its first entry, `time_step` and `lane_step` are
+strides in bytes. `count` is the number of channels, 0 for a full register of channels side by side in memory.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,13 @@ __all__ = [
     "store_signal",
 ]
 
-# Every lane is read and written at once where all lie side by side in memory, and one by one elsewhere. The two ways
-# have loops of their own: one loop that asks for each vector which it is took twice the time.
+# Lanes that lie side by side in memory are read and written at once, others one by one. Each way has its own loop: one
+# loop with a branch for each vector took twice the time.
 
 
 @device_function
 def load_at(dtype_tag, address, time_step, t, n, buffer):
-    """Return a full register of the signal at time t, zeros from n on."""
+    """Return a full register of the signal at time t; zeros if t >= n."""
     if t >= n:
         return zeros(buffer)
     return read(dtype_tag, address + t * time_step)
@@ -53,7 +57,7 @@ def load_at(dtype_tag, address, time_step, t, n, buffer):
 
 @device_function
 def load_partial_at(dtype_tag, address, time_step, lane_step, count, t, n, buffer):
-    """Return `count` channels of the signal at time t, zeros from n on."""
+    """Return `count` channels of the signal at time t, and zeros in the other lanes; all zeros if t >= n."""
     if t >= n:
         return zeros(buffer)
     return read_partial(dtype_tag, address + t * time_step, lane_step, count)
@@ -61,7 +65,7 @@ def load_partial_at(dtype_tag, address, time_step, lane_step, count, t, n, buffe
 
 @device_function
 def load_signal(dtype_tag, address, time_step, lane_step, count, n, buffer, quarter, constants):
-    """Read a signal, do the outermost pass, and return the largest magnitude of each lane."""
+    """Load a signal of n times, do the outermost pass, and return the largest magnitude of each lane."""
     peak = zeros(buffer)
     if count == 0:
         for j in range(quarter):
@@ -84,21 +88,21 @@ def load_signal(dtype_tag, address, time_step, lane_step, count, n, buffer, quar
 
 @device_function
 def store_at(dtype_tag, address, time_step, t, n, lanes):
-    """Write a full register of the result at time t unless that is n or later."""
+    """Write a full register of the result at time t, if t < n."""
     if t < n:
         write(dtype_tag, address + t * time_step, lanes)
 
 
 @device_function
 def store_partial_at(dtype_tag, address, time_step, count, t, n, lanes):
-    """Write `count` channels of the result at time t unless that is n or later."""
+    """Write `count` channels of the result at time t, if t < n."""
     if t < n:
         write_partial(dtype_tag, address + t * time_step, lanes, count)
 
 
 @device_function
 def store_signal(dtype_tag, address, time_step, count, n, buffer, quarter, constants, scale):
-    """Undo the outermost pass, and write the real parts times `scale`."""
+    """Undo the outermost pass, and store n times of the real parts, times `scale`."""
     if count == 0:
         for j in range(quarter):
             a, b, c, d = join_reals(buffer, j, quarter, constants)
@@ -116,12 +120,12 @@ def store_signal(dtype_tag, address, time_step, count, n, buffer, quarter, const
 
 
 TILE = 8 * LEAF
-"""Entries of the longest run of leaves."""
+"""Entries of the longest run of leaves: radix 8 is the largest."""
 
 
 @device_function
 def split_block(radix, buffer, first, size, constants, at):
-    """Split the `radix * size` entries from `first` on."""
+    """Split the `radix * size` entries from `first` on into `radix` parts; `at` is the first constant."""
     if radix == 8:
         for j in range(first, first + size):
             split_by_8(buffer, j, size, constants, at)
@@ -141,7 +145,7 @@ def split_block(radix, buffer, first, size, constants, at):
 
 @device_function
 def join_block(radix, buffer, first, size, constants, at):
-    """Join the `radix * size` entries from `first` on."""
+    """Join the `radix * size` entries from `first` on, the inverse of `split_block` times `radix`."""
     if radix == 8:
         for j in range(first, first + size):
             join_by_8(buffer, j, size, constants, at)
@@ -161,7 +165,7 @@ def join_block(radix, buffer, first, size, constants, at):
 
 @device_function
 def convolve(buffer, steps, constants, filter):
-    """Multiply by the values of one filter for all lanes, all within the buffer."""
+    """Multiply the polynomials in the buffer by one filter for all lanes, given by its values."""
     for s in range(steps.shape[0]):
         kind, radix, first, size, at = steps[s]
         if kind == SPLIT:
@@ -176,9 +180,9 @@ def convolve(buffer, steps, constants, filter):
 
 @device_function
 def convolve_each(buffer, steps, constants, filters, heads, tile):
-    """Multiply by the values of a filter for each lane, `filters[heads[lane]]`.
+    """Multiply by a filter for each lane, `filters[heads[lane]]`, given by its values.
 
-    They are laid out side by side for a run of leaves at a time, in `tile`: a whole spectrum of them would leave the
+    Those of a run of leaves at a time are copied into `tile`, lane by lane: a whole spectrum would not stay in the
     cache, and take as much memory as the buffer.
     """
     lanes = width(buffer)
@@ -200,7 +204,7 @@ def convolve_each(buffer, steps, constants, filters, heads, tile):
 
 @device_function
 def correlate(total, x_buffer, g_buffer, steps, constants):
-    """Add `conj(x) g` to the values in `total`, for the polynomials in two buffers, which are used up."""
+    """Add the values of `conj(x) g` to `total`, for the polynomials in two buffers, which are overwritten."""
     for s in range(steps.shape[0]):
         kind, radix, first, size, at = steps[s]
         if kind == SPLIT:
@@ -213,7 +217,7 @@ def correlate(total, x_buffer, g_buffer, steps, constants):
 
 @device_function
 def forward(buffer, steps, constants):
-    """Turn coefficients into values."""
+    """Replace coefficients by values, after the outermost pass."""
     for s in range(steps.shape[0]):
         kind, radix, first, size, at = steps[s]
         if kind == SPLIT:
@@ -225,7 +229,7 @@ def forward(buffer, steps, constants):
 
 @device_function
 def inverse(buffer, steps, constants):
-    """Turn values into coefficients, times a quarter of the length: the outermost pass adds the 4."""
+    """Replace values by coefficients times a quarter of the length; the outermost pass multiplies by 4."""
     for s in range(steps.shape[0]):
         kind, radix, first, size, at = steps[s]
         if kind == JOIN:

@@ -1,4 +1,4 @@
-"""The product as calls of kernels: their arguments, their threads and memory."""
+"""The product as calls of kernels: their arguments, threads and memory."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["SignalProduct", "filter_spectra", "threads_for", "transform_buffers"
 Array = NDArray[Any]
 
 SMALL = 1 << 15
-"""Calls of fewer entries are left to one thread: another one takes some 50 us to wake up."""
+"""A call with fewer entries is computed by one thread: another one takes about 50 us to wake up."""
 
 
 def threads_for(entries: int) -> int:
-    """Return how many threads a call of so many entries is given."""
+    """Return the number of threads for a call with so many entries."""
     return 1 if entries < SMALL else thread_count()
 
 
 def transform_buffers(arithmetic: Arithmetic, length: int, count: int) -> tuple[Array, ...]:
-    """Return memory for `count` transforms at a time, and for the scratch of a thread."""
+    """Return the memory of a thread: `count` buffers for transforms of a length, and a register of scratch."""
     return (
         *(aligned_empty((2 * arithmetic.lanes * length,), arithmetic.compute_dtype) for _ in range(count)),
         aligned_empty((arithmetic.lanes,), arithmetic.compute_dtype),
@@ -39,7 +39,7 @@ def transform_buffers(arithmetic: Arithmetic, length: int, count: int) -> tuple[
 
 
 def filter_spectra(filters: Filters, arithmetic: Arithmetic, length: int, sign: int) -> Array:
-    """Return the spectra of all filters, `(h * m, 2 length)`, divided by the length; conjugates for a sign of -1."""
+    """Return the spectra of all filters, `(h * m, 2 * length)`, divided by the length; conjugated for a sign of -1."""
     dtype = arithmetic.compute_dtype
     tags = (DTYPE_TAGS[dtype.name],)
     steps, out = plan(length, dtype), np.empty((len(filters.normalized), 2 * length), dtype)
@@ -62,7 +62,10 @@ def filter_spectra(filters: Filters, arithmetic: Arithmetic, length: int, sign: 
 
 @dataclass(frozen=True)
 class SignalProduct:
-    """The product or the adjoint of some signals; each method returns which `(signal, head)` it left undone."""
+    """The product, or the adjoint product, of some signals `x`, written to `y`, both `(..., n, d)`.
+
+    Each method is one algorithm, and returns a mask `(signals, h)` of what it left undone, since it was out of range.
+    """
 
     arithmetic: Arithmetic
     x: Array
@@ -73,19 +76,19 @@ class SignalProduct:
 
     @property
     def dtype_tags(self) -> tuple[Any, Any]:
-        """What tells a kernel the dtypes of the arrays."""
+        """The first argument of a kernel: the dtypes of the arrays."""
         return DTYPE_TAGS[self.x.dtype.name], DTYPE_TAGS[self.y.dtype.name]
 
     @functools.cached_property
     def groups(self) -> Groups:
-        """The registers of channels."""
+        """The groups of channels."""
         packed = self.x.strides[-1] == self.x.itemsize
         return Groups.of(self.x.shape[-1], self.filters.heads, self.arithmetic.lanes, packed=packed)
 
     def _over_groups(
         self, run: Callable[..., None], memory: Callable[[], tuple[Array, ...]], length: int, by_group: bool
     ) -> Array:
-        """Let threads run a kernel over all signals and groups: group by group, or signal by signal."""
+        """Run a kernel over all signals and groups in threads, in the order of groups or of signals."""
         groups = self.groups
         jobs = len(self.signals) * len(groups.channels)
         unsafe = np.zeros(jobs, bool)
@@ -112,7 +115,7 @@ class SignalProduct:
         return undone
 
     def by_transforms(self, length: int) -> Array:
-        """Multiply in the frequency domain, by transforms of a length."""
+        """Multiply by transforms of a length."""
         steps = plan(length, self.arithmetic.compute_dtype)
         spectra = filter_spectra(self.filters, self.arithmetic, length, -1 if self.adjoint else 1)
 
@@ -130,7 +133,7 @@ class SignalProduct:
         return self._over_groups(run, memory, length, by_group=False)
 
     def by_direct_sums(self, length: int) -> Array:
-        """Multiply by direct sums, for signals up to a length."""
+        """Multiply by direct sums; no signal is longer than `length`."""
         lags = min(self.filters.lags, length)
         rows = product_kernels.BEFORE + lags + product_kernels.AFTER
         padded = np.zeros((self.filters.heads, rows), self.arithmetic.compute_dtype)
@@ -139,20 +142,20 @@ class SignalProduct:
         def memory() -> tuple[Array, ...]:
             lanes, dtype = self.arithmetic.lanes, self.arithmetic.compute_dtype
             buffer = aligned_empty(((length + product_kernels.OUTPUTS) * lanes,), dtype)
-            own = aligned_empty((rows if self.groups.mixed else 0, lanes), dtype)
-            return buffer, own, aligned_empty((lanes,), dtype)
+            lane_lags = aligned_empty((rows if self.groups.mixed else 0, lanes), dtype)
+            return buffer, lane_lags, aligned_empty((lanes,), dtype)
 
         def run(*arguments: Any) -> None:
-            *most, buffer, own, scratch, unsafe = arguments
+            *most, buffer, lane_lags, scratch, unsafe = arguments
             product_kernels.product_directly(
                 *most, padded, lags, self.filters.scales, self.adjoint, self.arithmetic.lowest, self.arithmetic.highest,
-                buffer, own, scratch, unsafe,
+                buffer, lane_lags, scratch, unsafe,
             )  # fmt: skip
 
         return self._over_groups(run, memory, length, by_group=self.groups.mixed)
 
     def across_channels(self, length: int) -> Array:
-        """Multiply by filters that read neighbouring channels."""
+        """Multiply by filters that read neighbouring channels (kernel size > 1), by transforms of a length."""
         steps = plan(length, self.arithmetic.compute_dtype)
         spectra = filter_spectra(self.filters, self.arithmetic, length, -1 if self.adjoint else 1)
         heads = self.filters.heads
@@ -180,6 +183,6 @@ class SignalProduct:
 
 
 def window_buffer(arithmetic: Arithmetic, length: int, kernel_size: int) -> Array:
-    """Return memory for the spectra of a register of channels and of the neighbours that a kernel reads with it."""
+    """Return memory for the spectra of a register of channels and of the neighbours that a filter reads."""
     registers = 1 + -(-(kernel_size - 1) // arithmetic.lanes)
     return aligned_empty((length, 2, registers * arithmetic.lanes), arithmetic.compute_dtype)

@@ -1,13 +1,15 @@
-"""Kernels of the product: by transforms, or directly where filters or signals are short.
+"""Kernels of the product: by transforms, or by direct sums where filters or signals are short.
 
 A job is one signal, a document or a whole row, of one group of channels: as many neighbours as a register holds. Job
-`j` is signal `j // groups` of group `j % groups`, or the other way round where filters differ within groups, which are
-then laid out lane by lane. Threads take ranges of jobs, each with memory of its own.
+`j` is signal `j // groups` of group `j % groups`, or, with `by_group`, the other way round: for direct sums with
+different filters in a group, which are then copied lane by lane once a group. A thread computes the jobs from `first`
+to `last`, in memory of its own (`buffer`, `tile`, `scratch`).
 
-The first argument of a kernel holds numbers that stand for the dtypes of its arrays, as `lanes.DTYPE_TAGS` has them.
-`signals` has rows of (offset of the input, offset of the result, length), in bytes; `groups` rows of (offset of the
-input, offset of the result, channels or 0 for a full register, filter of all its lanes or -1), `heads` the filter of
-each lane of a group.
+The first argument of a kernel tells the dtypes of its arrays (`lanes.DTYPE_TAGS`). Addresses, offsets and strides are
+in bytes: `x_time`, `y_time` are strides of time, `x_lane` that of channels. `signals` has rows of (offset of the input,
+offset of the result, length); `groups` has rows of (offset of the input, offset of the result, channels or 0 for a full
+register, filter of all its lanes or -1); `heads[group]` is the filter of each lane. Filters are normalized, and
+`scales[head]` is what results are multiplied by. Magnitudes from `low` to `high` are safe to transform.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def unravel_job(job, signals, groups, by_group):
 
 @device_function
 def in_range(peak, low, high, scratch):
-    """Return whether the largest magnitudes of all lanes are zero or between two bounds."""
+    """Return whether each lane of `peak` is zero or from `low` to `high`; `scratch` then holds the lanes."""
     store(scratch, 0, peak)
     for lane in range(width(scratch)):  # noqa: SIM110  (Numba compiles loops faster than generators)
         if not (scratch[lane] == 0 or low <= scratch[lane] <= high):
@@ -56,7 +58,7 @@ def in_range(peak, low, high, scratch):
 
 @device_function
 def gather_lanes(values, heads, scratch):
-    """Return, in each lane, the value of its filter."""
+    """Return `values[heads[lane]]` in each lane."""
     for lane in range(width(scratch)):
         scratch[lane] = values[heads[lane]]
     return load(scratch, 0)
@@ -64,9 +66,9 @@ def gather_lanes(values, heads, scratch):
 
 @kernel
 def spectra(dtype_tags, w, spacing, lags, count, first, last, sign, constants, steps, buffer, out):
-    """Transform filters: `out[f]` is the spectrum of filter f over the length, conjugated for a sign of -1.
+    """Transform filters: `out[f]` is the spectrum of filter f divided by the length, conjugated for a sign of -1.
 
-    At the address `w` begin `count` filters, each `spacing` entries after the other; a job is a register full of them.
+    `count` filters begin at the address `w`, `spacing` entries apart; a job is as many as a register has lanes.
     """
     lanes, length, item = width(buffer), out.shape[1] // 2, buffer.itemsize
     for job in range(first, last):
@@ -87,7 +89,7 @@ def product(
     dtype_tags, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
     filters, scales, constants, steps, low, high, buffer, tile, scratch, unsafe,
 ):  # fmt: skip
-    """Multiply by transforms, and note the jobs whose numbers may leave the range of transforms, which stay undone."""
+    """Multiply by transforms; jobs with magnitudes out of range are skipped and marked in `unsafe`."""
     quarter = filters.shape[1] // 8
     for job in range(first, last):
         signal, group = unravel_job(job, signals, groups, by_group)
@@ -105,12 +107,13 @@ def product(
         store_signal(dtype_tags[1], y + y_at + y_group, y_time, count, n, buffer, quarter, constants, scale)
 
 
-# Directly ------------------------------------------------------------------------------------------------------------
+# Direct sums ---------------------------------------------------------------------------------------------------------
 
 OUTPUTS, INPUTS = 8, 4
-"""A tile: so many outputs take in so many inputs at a time, in registers."""
+"""A tile: the outputs and inputs whose products are added up at once, in registers."""
 RUN = 32
-"""So many inputs are added up on their own: one long sum may round the same way all along, beyond the error law."""
+"""Inputs whose sum is added to the total at once: one long sum may round in the same direction all along, and break the
+error law."""
 BEFORE, AFTER = OUTPUTS - 1, OUTPUTS + INPUTS
 """Zeros before the first lag and after the last one, which tiles read."""
 
@@ -119,7 +122,7 @@ BEFORE, AFTER = OUTPUTS - 1, OUTPUTS + INPUTS
 def accumulate_tile(typingctx: Any, sums: Any, signal: Any, at: Any, lags: Any, lag: Any) -> Any:
     """Return `sums[i]` plus `lags[lag + i - l] * signal[at + l]`, summed over l < INPUTS.
 
-    `lags` are numbers for all lanes, or rows of one a lane, as those of `signal`.
+    `lags` is one-dimensional, one number for all lanes, or two-dimensional, a row of lanes for each lag.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -150,7 +153,7 @@ def accumulate_tile(typingctx: Any, sums: Any, signal: Any, at: Any, lags: Any, 
 
 @device_function
 def direct_sums(signal, n, lags, count, dtype_tag, y, y_time, channels, scale):
-    """Write the outputs of a signal in memory, of `n` rows and zeros up to a whole tile, for `count` lags."""
+    """Write the `n` outputs of a signal, given as registers with zeros up to a whole tile, for `count` lags."""
     zero = zeros(signal)
     for t in range(0, n, OUTPUTS):
         a, b, c, d, e, f, g, h = nothing = (zero, zero, zero, zero, zero, zero, zero, zero)
@@ -183,11 +186,14 @@ def direct_sums(signal, n, lags, count, dtype_tag, y, y_time, channels, scale):
 @kernel
 def product_directly(
     dtype_tags, x, x_time, x_lane, y, y_time, signals, groups, heads, by_group, first, last,
-    lags, count, scales, reverse, low, high, buffer, own, scratch, unsafe,
+    lags, count, scales, reverse, low, high, buffer, lane_lags, scratch, unsafe,
 ):  # fmt: skip
-    """Multiply by direct sums; `lags` has zeros around the `count` lags of each filter. In reverse, the adjoint."""
+    """Multiply by direct sums; `lags` has zeros around the `count` lags of each filter.
+
+    The adjoint reads and writes time in `reverse`. Jobs with magnitudes out of range are marked in `unsafe`.
+    """
     lanes = width(buffer)
-    at_hand = -1
+    loaded_group = -1
     for job in range(first, last):
         signal, group = unravel_job(job, signals, groups, by_group)
         x_at, y_at, n = signals[signal]
@@ -198,11 +204,11 @@ def product_directly(
         peak = zeros(buffer)
         for t in range(-(-n // OUTPUTS) * OUTPUTS):
             if channels == 0:
-                lanes_of_t = load_at(dtype_tags[0], x_from, x_step, t, n, buffer)
+                register = load_at(dtype_tags[0], x_from, x_step, t, n, buffer)
             else:
-                lanes_of_t = load_partial_at(dtype_tags[0], x_from, x_step, x_lane, channels, t, n, buffer)
-            peak = magnitude(peak, lanes_of_t)
-            store(buffer, t * lanes, lanes_of_t)
+                register = load_partial_at(dtype_tags[0], x_from, x_step, x_lane, channels, t, n, buffer)
+            peak = magnitude(peak, register)
+            store(buffer, t * lanes, register)
         if not in_range(peak, low, high, scratch):
             unsafe[job] = True
             continue
@@ -210,9 +216,9 @@ def product_directly(
         if filter >= 0:
             direct_sums(buffer, n, lags[filter], count, dtype_tags[1], y_from, y_step, channels, scale)
         else:
-            if group != at_hand:
-                at_hand = group
+            if group != loaded_group:
+                loaded_group = group
                 for lane in range(lanes):
-                    for j in range(own.shape[0]):
-                        own[j, lane] = lags[heads[group, lane], j]
-            direct_sums(buffer, n, own, count, dtype_tags[1], y_from, y_step, channels, scale)
+                    for j in range(lane_lags.shape[0]):
+                        lane_lags[j, lane] = lags[heads[group, lane], j]
+            direct_sums(buffer, n, lane_lags, count, dtype_tags[1], y_from, y_step, channels, scale)

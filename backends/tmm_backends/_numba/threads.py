@@ -1,7 +1,8 @@
-"""Threads of our own: safe from many threads at once and after a fork, and none that spins while it waits.
+"""A parallel loop on Python threads, for kernels that run without the GIL.
 
-Numba's layers are not all of these: `workqueue` aborts the process when two threads call at once, `omp` kills a forked
-child. Kernels run without the GIL, so Python's threads are as good.
+It may be called by several threads at once and after a fork, and no thread spins while it waits. Numba's threading
+layers do not offer all of that: `workqueue` aborts the process when two threads call at once, `omp` kills a forked
+child.
 """
 
 from __future__ import annotations
@@ -27,46 +28,47 @@ _pool_lock = threading.Lock()
 
 
 def thread_count() -> int:
-    """Return how many threads may compute: as NUMBA_NUM_THREADS, OMP_NUM_THREADS and PyTorch allow."""
+    """Return how many threads may compute: the least of NUMBA_NUM_THREADS, OMP_NUM_THREADS and PyTorch's number."""
     counts = [_config.NUMBA_NUM_THREADS]
     openmp = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if openmp.isdigit() and int(openmp) > 0:
         counts.append(int(openmp))
-    torch: Any = sys.modules.get("torch")  # whose users set the threads of their process there
+    torch: Any = sys.modules.get("torch")  # its users set the threads of their process there
     if hasattr(torch, "get_num_threads"):
         counts.append(torch.get_num_threads())
     return int(min(counts))
 
 
 def parallel_for(jobs: int, worker: Callable[[], Work], *, threads: int) -> None:
-    """Do the jobs below `jobs` in ranges, `work(first, last)`; `worker` makes the `work` of a thread, with memory.
+    """Do jobs 0 to `jobs - 1` in at most `threads` threads, in ranges of jobs: `work(first, last)`.
 
-    Returns, or raises what a thread raised, when no thread works any more.
+    `worker` is called once by each thread and returns its `work`, which may hold memory of the thread. Returns when all
+    threads have finished, or raises the first exception of one of them.
     """
     threads = min(threads, jobs)
     if threads == 1:
         worker()(0, jobs)
         return
-    pieces = min(jobs, 8 * threads)  # small ones, to even out what threads lose to other processes
+    pieces = min(jobs, 8 * threads)  # more than threads, since other processes slow some threads down
     counter = itertools.count()
     state = threading.Condition()
     running, closed = 0, False
     failures: list[BaseException] = []
 
-    def go() -> None:
+    def run_pieces() -> None:
         work = worker()
         while not closed and (piece := next(counter)) < pieces:
             work(piece * jobs // pieces, (piece + 1) * jobs // pieces)
 
-    def lend_a_hand() -> None:
+    def help_out() -> None:
         nonlocal running
         with state:
-            if closed:  # too late: the others have done it all
+            if closed:  # too late: all pieces are done
                 return
             running += 1
         try:
-            go()
-        except BaseException as error:  # raised where the call was made
+            run_pieces()
+        except BaseException as error:  # raised in the thread of the caller
             failures.append(error)
         finally:
             with state:
@@ -74,9 +76,9 @@ def parallel_for(jobs: int, worker: Callable[[], Work], *, threads: int) -> None
                 state.notify()
 
     for _ in range(threads - 1):
-        _submit(lend_a_hand)
+        _submit(help_out)
     try:
-        go()
+        run_pieces()
     finally:
         with state:
             closed = True
@@ -87,7 +89,7 @@ def parallel_for(jobs: int, worker: Callable[[], Work], *, threads: int) -> None
 
 
 def _submit(work: Callable[[], None]) -> None:
-    """Let another thread work, unless the interpreter is ending and starts none: then the caller does it all."""
+    """Submit work to the pool; an interpreter that is ending starts no thread, and the caller then does all jobs."""
     global _pool
     with _pool_lock:
         if _pool is None:
@@ -97,7 +99,7 @@ def _submit(work: Callable[[], None]) -> None:
 
 
 def _forget_pool() -> None:
-    """Begin anew in a forked child, which has none of its parent's threads."""
+    """Drop the pool in a forked child, which has none of its parent's threads."""
     global _pool, _pool_lock
     _pool, _pool_lock = None, threading.Lock()
 
