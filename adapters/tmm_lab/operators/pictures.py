@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
@@ -178,17 +179,17 @@ def _draw_symbols(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
             axes.text(
                 origin.real, origin.imag + 1.08, _index_text(r), fontsize=8, color=colour, ha="center", va="bottom"
             )
-    for colour, size, width in (("white", 22 / across + 3, 3.6), ("black", 22 / across, 1.6)):
-        axes.plot(
-            origins.real,
-            origins.imag,
-            marker="+",
-            linestyle="none",
-            color=colour,
-            markersize=size,
-            markeredgewidth=width,
-            zorder=4,
-        )
+    axes.plot(
+        origins.real,
+        origins.imag,
+        linestyle="none",
+        color="black",
+        marker="+",
+        markersize=22 / across,
+        markeredgewidth=1.6,
+        path_effects=[withStroke(linewidth=4, foreground="white")],
+        zorder=4,
+    )
     axes.set_aspect("equal")
     axes.set_xlim(-_BESIDE / 2, _BESIDE * (across - 0.5))
     axes.set_ylim(_BELOW / 2 - _BELOW * down - 0.2, _BELOW / 2 + 0.2)
