@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from conftest import library_or_skip
 from support import cupy_emulation
+from support.requirements import library_or_skip
 
 from tmm_core._dispatch import registry
 from tmm_core.backend import Backend

@@ -4,7 +4,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from conftest import library_or_skip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.numba_oracle import (
@@ -17,6 +16,7 @@ from support.numba_oracle import (
     product,
     widened,
 )
+from support.requirements import library_or_skip
 
 pytest.importorskip("numba")
 

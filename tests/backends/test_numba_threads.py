@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import library_or_skip
 from support.numba_oracle import correlate, normal, product
+from support.requirements import library_or_skip
 
 pytest.importorskip("numba")
 

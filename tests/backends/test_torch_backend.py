@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from conftest import library_or_skip
+from support.requirements import library_or_skip
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode

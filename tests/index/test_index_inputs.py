@@ -5,8 +5,8 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
-from conftest import library_or_skip
 from support.exact_roots import index_by_zeros
+from support.requirements import library_or_skip
 
 from tmm_core import fredholm_index, toeplitz_symbol
 

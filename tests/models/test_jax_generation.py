@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from conftest import library_or_skip
 from support.model_variants import VARIANTS, random_ids, random_params
+from support.requirements import library_or_skip
 
 from tmm_adapters import jax as model
 from tmm_adapters.jax import generation as jax_generation

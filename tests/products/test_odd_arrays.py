@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import library_or_skip
+from support.requirements import library_or_skip
 
 import tmm_core
 
