@@ -17,7 +17,7 @@ cupy = pytest.importorskip("cupy", reason="cupy is not installed")
 
 from tmm_backends._cupy import gpu  # noqa: E402
 from tmm_backends._cupy.pieces import Window  # noqa: E402
-from tmm_backends._cupy.plans import Plan, PlanKey, Plans  # noqa: E402
+from tmm_backends._cupy.plans import CufftPlan, PlanKey, Plans  # noqa: E402
 
 ENGINE = tmm_core.get_backend("cupy").engine
 REQUEST = registry.Request("float32", "cuda")
@@ -155,7 +155,7 @@ def test_torch_queues_work_on_the_stream_of_cupys_arrays(monkeypatch):
 
 def use(plans, key, size=1):
     """Borrow a plan once, and return it."""
-    with plans.borrowed(key, lambda: Plan(object(), size)) as plan:
+    with plans.borrowed(key, lambda: CufftPlan(object(), size)) as plan:
         return plan
 
 
@@ -189,7 +189,7 @@ def test_a_plan_that_is_used_is_lent_to_nobody_else():
     seen = []
 
     def work():
-        with plans.borrowed(KEY, lambda: Plan(object(), 1)) as plan:
+        with plans.borrowed(KEY, lambda: CufftPlan(object(), 1)) as plan:
             seen.append(plan)
             both.wait(10)
 
@@ -204,7 +204,7 @@ def test_a_plan_that_is_used_is_lent_to_nobody_else():
 
 def test_a_plan_comes_back_after_an_error():
     plans = Plans(most_bytes=100)
-    with pytest.raises(RuntimeError, match="inside"), plans.borrowed(KEY, lambda: Plan("plan", 1)):
+    with pytest.raises(RuntimeError, match="inside"), plans.borrowed(KEY, lambda: CufftPlan("plan", 1)):
         raise RuntimeError("inside")
     assert plans.held == (1, 1)
 

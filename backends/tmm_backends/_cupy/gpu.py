@@ -1,7 +1,7 @@
-"""The operations on a GPU: cuFFT, and kernels of our own where they save passes over memory.
+"""The operations on a GPU: cuFFT, and kernels of our own that save passes over memory.
 
-Everything is queued on the current stream, and nothing waits for the device, except that the first plan of a size does,
-and one that is dropped.
+All work is queued on the current stream. Nothing waits for the device, except the first plan of a size and the end of a
+plan that is dropped from the cache.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tmm_core._arrays.exchange import Array
 
 from . import sources
 from .operations import BLOCK, Survey
-from .plans import Plan, PlanKey, Plans
+from .plans import CufftPlan, PlanKey, Plans
 
 __all__ = ["Gpu", "missing", "queue_of"]
 
 SHARE_OF_MEMORY = 8
-"""Plans may hold one part in so many of a device's memory."""
+"""Plans may hold one eighth of a device's memory."""
 THREAD_STREAM = 2
-"""The number of the stream that every thread has one of."""
+"""The number of the per-thread default stream."""
 FORWARD, INVERSE = -1, 1
 
 
 @functools.cache
 def missing() -> str | None:
-    """Return what this machine lacks for the engine, or None."""
+    """Return why the engine cannot run on this machine, or None if it can."""
     try:
         count = cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:  # of the driver or of the runtime: whatever they say, no GPU can be used
+    except Exception as error:  # any error of the driver or the runtime: no GPU can be used
         return f"there is no GPU here that CuPy could use ({error})"
     if count == 0:
         return "there is no GPU here that CuPy could use"
@@ -50,7 +50,7 @@ def missing() -> str | None:
 def queue_of(array: Array) -> Iterator[None]:
     """Queue work on the device of `array`, of any library, and on its library's stream where that is known.
 
-    On one stream, memory that one library gives back is not used anew before the other has read it.
+    On one stream, memory that one library frees is not reused before the other has read it.
     """
     stream = None if isinstance(array, cupy.ndarray) else exchange.cuda_queue_of(array)
     with cupy.cuda.Device(array.__dlpack_device__()[1]):
@@ -67,10 +67,10 @@ def _kernel(name: str, source: tuple[str, ...]) -> Any:
 
 
 class Gpu:
-    """The operations, on CuPy arrays; see `Operations`."""
+    """`Operations` on CuPy arrays."""
 
     def __init__(self) -> None:
-        """Prepare the kernels, which CuPy compiles at their first call for each set of dtypes."""
+        """Define the kernels; CuPy compiles them at their first call for each set of dtypes."""
         self.xp: Any = cupy
         self._survey = _kernel("survey", sources.SURVEY)
         self._column = _kernel("column", sources.COLUMN)
@@ -81,7 +81,7 @@ class Gpu:
         self._write_nan = _kernel("write_nan", sources.WRITE_NAN)
 
     def survey(self, signals: Array, real: Any, *, last: bool) -> Survey:
-        """Return what the engine must know of signals, in the real dtype `real`."""
+        """Return statistics of each column of signals; norms have the real dtype `real`."""
         n, *column = signals.shape
         shape = (-(-n // BLOCK), *column)
         peaks, squares = cupy.empty(shape, real), cupy.empty(shape, real)
@@ -93,7 +93,7 @@ class Gpu:
         return Survey(exponents, norms, nearest, marks)
 
     def load(self, signals: Array, exponents: Array, length: int, dtype: Any, *, modulate: bool) -> Array:
-        """Return signals, scaled and turned, in a buffer."""
+        """Return a buffer of the scaled and modulated signals."""
         n, *column = signals.shape
         buffer = cupy.empty((length, *column), dtype)
         self._load(signals, exponents, buffer[0].size, length, modulate, buffer[:n])
@@ -103,8 +103,8 @@ class Gpu:
     def transform(self, buffer: Array, *, inverse: bool) -> None:
         """Transform along the first axis, in place.
 
-        By the layout that cuFFT calls advanced: the stride of a transform is the number of columns, and columns lie
-        side by side, so that neighbouring threads read neighbouring numbers and nothing is transposed.
+        It uses cuFFT's advanced data layout: the stride of a transform is the number of columns, and columns lie side
+        by side, so that neighbouring threads read neighbouring numbers and nothing is transposed.
         """
         length, columns = buffer.shape[0], buffer[0].size
         if length == 1 or columns == 0:
@@ -118,7 +118,7 @@ class Gpu:
     def apply_filters(
         self, spectra: Array, filters: Array, relative_scales: Array, width: int, missing: int, *, adjoint: bool
     ) -> Array:
-        """Return the sum over the kernel's rows of spectra of neighbouring channels, filtered."""
+        """Return the sum over kernel rows of the filtered spectra of neighbouring channels."""
         length, rows, heads, block = spectra.shape
         out = cupy.empty((length, rows, heads, width), spectra.dtype)
         sizes = (rows, heads, width, block, missing, filters.shape[-1])
@@ -126,11 +126,11 @@ class Gpu:
         return out
 
     def cross_spectrum(self, x: Array, g: Array, relative_scales: Array) -> Array:
-        """Return the products of spectra, summed over rows and channels."""
+        """Return `conj(X) * G`, scaled, summed over rows and channels."""
         return self._cross_spectrum(x, g, relative_scales, axis=(1, 3))
 
     def store(self, buffer: Array, out: Array, exponents: Array, noise: Array, *, modulate: bool) -> None:
-        """Write the signals of a buffer, turned back and scaled."""
+        """Write the signals of a buffer, demodulated and scaled."""
         length, columns = buffer.shape[0], buffer[0].size
         self._store(buffer[: out.shape[0]], exponents, noise, columns, length, modulate, out)
 
@@ -146,7 +146,7 @@ class Gpu:
         *,
         adjoint: bool,
     ) -> None:
-        """Write NaN wherever an output reads a non-finite entry."""
+        """Write NaN to outputs that read a non-finite entry."""
         ahead = first if reach is None else reach
         tables = survey.marks, survey.nearest, first, ahead
         self._write_nan(signals, *tables, reach is not None, lags, BLOCK, kernel_size, adjoint, out)
@@ -158,10 +158,10 @@ def _plans(device: int) -> Plans:
     return Plans(most_bytes=cupy.cuda.Device(device).mem_info[1] // SHARE_OF_MEMORY)
 
 
-def _plan(key: PlanKey) -> Plan:
+def _plan(key: PlanKey) -> CufftPlan:
     """Make a plan on the current device."""
     cufft = cupy.cuda.cufft
     kind = cufft.CUFFT_C2C if key.dtype == "complex64" else cufft.CUFFT_Z2Z
-    layout = ((key.length,), key.columns, 1)  # as if in one array; stride in time; distance of columns
+    layout = ((key.length,), key.columns, 1)  # embedding, stride of time, distance of columns
     plan = cufft.PlanNd((key.length,), *layout, *layout, kind, key.columns, "C", 0, None)
-    return Plan(plan, plan.work_area.mem.size)
+    return CufftPlan(plan, plan.work_area.mem.size)

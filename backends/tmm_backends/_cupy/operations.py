@@ -1,8 +1,8 @@
-"""What the engine asks of a device, in operations that pass over memory once each.
+"""The operations that the engine needs of a device; each passes over memory once.
 
-Signals are time first, `(n, rows, heads, channels)`, with any strides, and so are buffers of transforms, `(N, rows,
-heads, channels)`, in C order. Numbers of a column, of one row and channel, are `(rows, heads, channels)`. Filters are
-signals of one row, `(lags, 1, heads, kernel_size)`.
+Signals are time first, `(n, rows, heads, channels)`, with any strides. Buffers of transforms are `(N, rows, heads,
+channels)`, in C order. A column is the signal of one row and channel; statistics of columns are `(rows, heads,
+channels)`. Filters are signals of one row, `(lags, 1, heads, m)`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tmm_core._arrays.exchange import Array
 __all__ = ["BLOCK", "FAR", "NEVER", "ZERO", "Operations", "Survey"]
 
 BLOCK = 64
-"""Times that a survey sums up in one entry of its tables."""
+"""Times that a survey reduces to one entry of its tables."""
 
 FAR, NEVER = 1 << 30, -1
-"""The time of no entry, where the first and where the last one is asked for."""
+"""The time that stands for no entry, where the first and where the last entry is wanted."""
 
 ZERO = -10000
 """The exponent of a column of zeros."""
@@ -26,31 +26,31 @@ ZERO = -10000
 
 @dataclass(frozen=True)
 class Survey:
-    """What one look at all entries tells: of each column, and where non-finite entries are in each block of times."""
+    """Statistics of each column, and where its non-finite entries are, in each block of times."""
 
     exponents: Array
-    """Of the power of two just above the column's largest finite entry."""
+    """Exponents of the power of two just above the largest finite magnitude of the column; `ZERO` for zeros."""
     norms: Array
-    """Of the finite entries, divided by that power of two."""
+    """Euclidean norms of the finite entries, divided by that power of two."""
     nearest: Array
-    """The time of the column's last, or first, non-finite entry; `NEVER`, or `FAR`, where there is none."""
+    """The time of the last, or first, non-finite entry of the column; `NEVER`, or `FAR`, where there is none."""
     marks: Array
     """The same for each block of times, `(blocks, rows, heads, channels)`."""
 
 
 class Operations(Protocol):
-    """The operations; those without a result write into what they are given."""
+    """The operations; those without a result write to their arguments."""
 
     xp: Any
-    """The namespace for arrays of few entries."""
+    """The array namespace, for arrays with few entries."""
 
     def survey(self, signals: Array, real: Any, *, last: bool) -> Survey:
-        """Return what the engine must know of signals, in the real dtype `real`."""
+        """Return statistics of each column of signals; norms have the real dtype `real`."""
 
     def load(self, signals: Array, exponents: Array, length: int, dtype: Any, *, modulate: bool) -> Array:
-        """Return the buffer `x[m] * 2**-exponent * t[m]`, zeros from the end of the signals on and for non-finite x.
+        """Return the buffer `x[m] * 2**-exponent * t[m]`; zeros after the end of the signals and for non-finite x.
 
-        t[m] = exp(i pi m / 2N) where `modulate`, else 1.
+        With `modulate`, t[m] = exp(i pi m / 2N), else 1.
         """
 
     def transform(self, buffer: Array, *, inverse: bool) -> None:
@@ -61,17 +61,17 @@ class Operations(Protocol):
     ) -> Array:
         """Return `sum_i X[..., c'] * W[..., i] * 2**relative_scales[..., c, i]` for `width` channels c.
 
-        Row i of the kernel reads the channel c + i, or c + m - 1 - i for the adjoint, of the spectra with `missing`
-        channels of zeros before them, and of zeros behind them.
+        c' is c + i, or c + m - 1 - i for the adjoint, and counts from `missing` channels of zeros before the spectra;
+        there are zeros after them, too.
         """
 
     def cross_spectrum(self, x: Array, g: Array, relative_scales: Array) -> Array:
         """Return `sum conj(X) * G * 2**relative_scales` over rows and channels, `(N, heads)`."""
 
     def store(self, buffer: Array, out: Array, exponents: Array, noise: Array, *, modulate: bool) -> None:
-        """Write `y * 2**exponent` into signals, y the real part of `buffer[m] * conj(t[m]) / N` where `modulate`.
+        """Write `y * 2**exponent` to signals, with y = `buffer[m] / N`, or `real(buffer[m] * conj(t[m])) / N`.
 
-        What leaves the range for no more than `noise` in y comes back to it.
+        A result that overflows, but would not for some y within `noise`, is replaced by a finite one.
         """
 
     def write_nan(
@@ -86,7 +86,7 @@ class Operations(Protocol):
         *,
         adjoint: bool,
     ) -> None:
-        """Write NaN wherever an output reads a non-finite entry of the signals or a lag from `first`, `(heads,)`, on.
+        """Write NaN to outputs that read a non-finite entry of the signals or a lag from `first`, `(heads,)`, on.
 
-        `reach`, `(rows, n)`, is how far back (or ahead) each time may read, by default to the start (or the end).
+        `reach`, `(rows, n)`, is how many times back (or ahead) an output reads; by default to the start (or the end).
         """

@@ -1,4 +1,4 @@
-"""How work is cut into pieces that need not much memory at once, and what a piece reads of its neighbours."""
+"""Pieces of signals that are computed one after the other, to bound memory, and the channels that a piece reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tmm_core.backend import Piece, cut_into_pieces
 __all__ = ["ENTRIES", "Window", "pieces", "row_groups"]
 
 ENTRIES = 1 << 24
-"""Entries of a buffer at most, so that a product needs a few hundred megabytes beside its arrays."""
+"""Entries of a buffer at most: a product then needs a few hundred megabytes beside its arrays."""
 
 
 def pieces(length: int, rows: int, heads: int, width: int, kernel_size: int) -> Iterator[tuple[slice, list[Piece]]]:
@@ -22,7 +22,7 @@ def pieces(length: int, rows: int, heads: int, width: int, kernel_size: int) -> 
 
 
 def row_groups(segment_ids: Array, *arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Yield ids `(rows, n)` and signals `(rows, n, d)`, as many rows as are computed at once."""
+    """Yield ids `(rows, n)` and signals `(rows, n, d)` of as many rows as are computed at once."""
     n, d = arrays[0].shape[-2:]
     flat = [segment_ids.reshape(-1, n), *(a.reshape(-1, n, d) for a in arrays)]
     step = max(1, ENTRIES // (n * d))
@@ -32,42 +32,45 @@ def row_groups(segment_ids: Array, *arrays: Array) -> Iterator[tuple[Array, ...]
 
 @dataclass(frozen=True)
 class Window:
-    """Some channels of a head of `width`, and those that a kernel of `size` rows reads for them."""
+    """Channels of a head of `width` channels that are written, and those that a filter reads for them."""
 
     channels: slice
-    size: int
+    kernel_size: int
     width: int
     adjoint: bool
 
     @property
     def read(self) -> slice:
-        """Return the channels that are read and are there."""
-        more = self.size - 1
+        """The channels that are read and exist."""
+        more = self.kernel_size - 1
         if self.adjoint:
             return slice(self.channels.start, min(self.width, self.channels.stop + more))
         return slice(max(0, self.channels.start - more), self.channels.stop)
 
     @property
     def missing(self) -> int:
-        """Return how many channels are read as zeros before those."""
-        return 0 if self.adjoint else self.size - 1 - (self.channels.start - self.read.start)
+        """How many channels of zeros are read before those."""
+        return 0 if self.adjoint else self.kernel_size - 1 - (self.channels.start - self.read.start)
 
     @property
     def count(self) -> int:
-        """Return how many channels are written."""
+        """How many channels are written."""
         count: int = self.channels.stop - self.channels.start
         return count
 
     def rows(self, a: Array, fill: float) -> list[Array]:
-        """Return what each row of the kernel reads of the columns `read` of `a`, with `fill` for missing channels."""
+        """Return, for each kernel row, the channels of `a` that it reads, with `fill` for missing ones.
+
+        The last axis of `a` has the channels `read`, that of the results the channels that are written.
+        """
         xp = exchange.namespace_of(a)
-        behind = self.count + self.size - 1 - self.missing - a.shape[-1]
+        behind = self.count + self.kernel_size - 1 - self.missing - a.shape[-1]
         ends = [xp.full((*a.shape[:-1], more), fill, dtype=a.dtype) for more in (self.missing, behind)]
         a = xp.concat([ends[0], a, ends[1]], axis=-1)
-        starts = range(self.size)[:: -1 if self.adjoint else 1]
+        starts = range(self.kernel_size)[:: -1 if self.adjoint else 1]
         return [a[..., start : start + self.count] for start in starts]
 
     def pairs(self, i: int) -> tuple[slice, slice]:
-        """Return the channels of `read`, and those written, that row i of the kernel joins in a correlation."""
+        """Return the channels of `read`, and those written, that kernel row i multiplies in a correlation."""
         first, shift = min(self.count, max(0, self.missing - i)), i - self.missing
         return slice(first + shift, self.count + shift), slice(first, self.count)

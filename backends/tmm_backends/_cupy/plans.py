@@ -1,4 +1,4 @@
-"""Plans of transforms, kept for the next call: as many, and with as much memory, as is allowed."""
+"""A cache of cuFFT plans, bounded in number and in device memory."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["Plan", "PlanKey", "Plans"]
+__all__ = ["CufftPlan", "PlanKey", "Plans"]
 
 PLANS = 64
-"""Plans kept on one device: documents take one for every power of two below the length."""
+"""Plans kept for one device: packed documents need one for each power of two below the length."""
 
 
 class PlanKey(NamedTuple):
-    """What a plan is good for.
+    """What a plan can be used for.
 
     Complex plans serve both directions. The layout is always the same: transforms along the first axis of an array
-    `(length, columns)` in C order, in place. A plan computes in memory of its own, so only work that a stream does one
-    after the other may share it: CuPy's own cache does not see to that (cupy issue 8079).
+    `(length, columns)` in C order, in place. A plan has work memory of its own, so only calls that one stream executes
+    one after the other may share it; CuPy's own cache does not ensure that (cupy issue 8079).
     """
 
     stream: int
     thread: int
-    """Set where every thread has a stream of its own under one name."""
+    """0, or the thread, where each thread has a stream of its own with the same number."""
     length: int
     columns: int
     dtype: str
 
 
-class Plan(NamedTuple):
-    """A plan, and the bytes of device memory that it holds."""
+class CufftPlan(NamedTuple):
+    """A plan of cuFFT, and the bytes of device memory that it holds."""
 
     plan: Any
     size: int
@@ -39,35 +39,35 @@ class Plan(NamedTuple):
 
 @dataclass
 class Plans:
-    """The plans of one device that nobody uses now, least recently used first."""
+    """The plans of one device that are not in use, least recently used first."""
 
     most_bytes: int
     most_plans: int = PLANS
-    _idle: list[tuple[PlanKey, Plan]] = field(default_factory=list)
+    _idle: list[tuple[PlanKey, CufftPlan]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
-    def borrowed(self, key: PlanKey, make: Callable[[], Plan]) -> Iterator[Any]:
-        """Lend a plan to this thread alone, made if none is idle, and keep it for others afterwards.
+    def borrowed(self, key: PlanKey, make: Callable[[], CufftPlan]) -> Iterator[Any]:
+        """Give this thread an idle plan, or a new one, for the block, and keep it for other calls afterwards.
 
-        It is idle again when its work is queued: what the same stream does with it later comes later.
+        It is idle again as soon as its work is queued, since the same stream executes later work later.
         """
         plan = self._taken(key) or make()
         try:
             yield plan.plan
         finally:
             dropped = self._kept(key, plan)
-            del dropped  # outside the lock, since a plan may wait for the device when it ends
+            del dropped  # outside the lock: to destroy a plan may wait for the device
 
-    def _taken(self, key: PlanKey) -> Plan | None:
+    def _taken(self, key: PlanKey) -> CufftPlan | None:
         with self._lock:
             for at in reversed(range(len(self._idle))):
                 if self._idle[at][0] == key:
                     return self._idle.pop(at)[1]
         return None
 
-    def _kept(self, key: PlanKey, plan: Plan) -> list[tuple[PlanKey, Plan]]:
-        """Keep a plan, and return those that must go for it."""
+    def _kept(self, key: PlanKey, plan: CufftPlan) -> list[tuple[PlanKey, CufftPlan]]:
+        """Keep a plan, and return those that are dropped for it."""
         with self._lock:
             self._idle.append((key, plan))
             dropped = []
@@ -80,6 +80,6 @@ class Plans:
 
     @property
     def held(self) -> tuple[int, int]:
-        """Return how many plans are idle, and their bytes."""
+        """The number of idle plans, and their bytes."""
         with self._lock:
             return len(self._idle), self._bytes()

@@ -1,8 +1,7 @@
-"""The source of the kernels: CUDA C++ in the form of CuPy's elementwise and reduction kernels.
+"""The sources of the kernels: CUDA C++ in the form of CuPy's elementwise and reduction kernels.
 
 Each does in one pass what array calls would do in several. Numbers are read and written in their own dtypes, T and Y,
-and computed in R or complex<R>: halves are widened on the way. `i` counts the entries that CuPy's loop goes over, in C
-order.
+and computed in R or complex<R>; halves are converted. `i` is the index of CuPy's loop over entries, in C order.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ template <typename R> __device__ inline R tmm_size(const complex<R>& v) {
 template <typename R> __device__ inline complex<R> tmm_power(const complex<R>& v, int exponent) {
     return complex<R>(ldexp(v.real(), exponent), ldexp(v.imag(), exponent));
 }
-// Quotient and remainder, of 32 bits where they suffice: a division of 64 bits takes longer than the memory's answer.
+// Quotient and remainder, of 32 bits where they suffice: a division of 64 bits takes longer than a read of memory.
 __device__ inline void tmm_split(ptrdiff_t i, ptrdiff_t by, ptrdiff_t& quotient, ptrdiff_t& remainder) {
     if (i <= 0x7fffffff && by <= 0x7fffffff) {
         quotient = static_cast<unsigned int>(i) / static_cast<unsigned int>(by);
@@ -40,7 +39,7 @@ __device__ inline void tmm_split(ptrdiff_t i, ptrdiff_t by, ptrdiff_t& quotient,
     }
     remainder = i - quotient * by;
 }
-// Computed where it is needed: a table would be one more read, and made on one stream and read on another.
+// t[m] = exp(i pi m / 2N), computed where it is used: a table would be one more read, and made on another stream.
 __device__ inline void tmm_modulation(complex<float>& t, ptrdiff_t m, ptrdiff_t length) {
     float sine, cosine;
     sincospif(float(m) / float(2 * length), &sine, &cosine);
@@ -53,7 +52,7 @@ __device__ inline void tmm_modulation(complex<double>& t, ptrdiff_t m, ptrdiff_t
 }
 """
 
-# Over the tables: one thread reads the times of a block in a column.
+# Loop over the tables: one thread reads the times of one block of a column.
 SURVEY = (
     "raw T x, int64 block, bool last",
     "R peak, R square, int32 mark",
@@ -91,7 +90,7 @@ SURVEY = (
     """,
 )
 
-# Over the columns: what the tables say of each.
+# Loop over the columns: reduce the tables to the statistics of each.
 COLUMN = (
     "raw R peak, raw R square, raw int32 mark, int64 blocks, int64 columns, bool last",
     "int32 exponent, R norm, int32 nearest",
@@ -116,7 +115,7 @@ COLUMN = (
     """,
 )
 
-# Over the signals' times of a buffer.
+# Loop over the entries of a buffer that have a time of the signals.
 LOAD = (
     "T x, int32 exponent, int64 columns, int64 length, bool modulate",
     "C y",
@@ -135,7 +134,7 @@ LOAD = (
     """,
 )
 
-# Over a buffer; the spectra have `block` channels, the result `width`.
+# Loop over the result, which has `width` channels; the spectra have `block`.
 APPLY_FILTERS = (
     "raw C x, raw C w, raw int32 scale, int64 rows, int64 heads, int64 width, int64 block, int64 missing, "
     "int64 kernel_size, bool adjoint",
@@ -157,10 +156,10 @@ APPLY_FILTERS = (
     """,
 )
 
-# Sums over rows and channels.
+# Sum over rows and channels.
 CROSS_SPECTRUM = ("C x, C g, int32 scale", "C y", "tmm_power(conj(x) * g, scale)", "a + b", "y = a", "0")
 
-# Over signals.
+# Loop over signals.
 STORE = (
     "C y, int32 exponent, R noise, int64 columns, int64 length, bool modulate",
     "Y out",
@@ -183,7 +182,7 @@ STORE = (
     """,
 )
 
-# Over signals; where a column has no non-finite entry, nothing but its number is read, and nothing written.
+# Loop over signals; of a column that is finite, only one number is read, and nothing is written.
 WRITE_NAN = (
     "raw T x, raw int32 marks, raw int32 nearest, raw int32 first, raw int32 reach, bool known, int64 lags, "
     "int64 block, int64 kernel_size, bool adjoint",

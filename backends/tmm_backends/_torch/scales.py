@@ -1,4 +1,4 @@
-"""Signals and filters scaled into the range of transforms by exact powers of two."""
+"""Scaling of signals and filters into the range of transforms, by exact powers of two."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .transforms import kernel_row
 
 __all__ = ["Scales", "rescaled"]
 
-# Peaks between these powers of two need no scaling: spectra of up to 2^22 times do not overflow, and what rounding
-# leaves of their products is not lost below the smallest normal number.
+# Peaks between these powers of two need no scaling: spectra of up to 2^22 times do not overflow, and rounding errors of
+# their products stay above the smallest normal number.
 SAFE = {torch.float32: (-50, 30), torch.float64: (-400, 300)}
 
 ZERO = -1000
-"""Exponent that stands for a peak of zero."""
+"""The exponent of a peak of zero."""
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Powers of two by which two factors exceed 1: lags `(heads, m)`, or channels `(rows, 1, heads, channels)`.
+    """Scales of two factors: binary exponents of lags `(heads, m)`, or of channels `(rows, 1, heads, channels)`.
 
-    `first` and `second` are those exponents, or the peaks themselves where all are safe: nothing is scaled then, which
-    does not change a bit of the results. Where values are not looked at, nothing is known to be finite or safe.
+    `first` and `second` are these exponents, or the peaks themselves where all are `safe`: nothing is scaled then,
+    which gives the same bits. While values are unknown (traced), factors count as neither `finite` nor `safe`.
     """
 
     finite: bool
@@ -63,13 +63,13 @@ class Scales:
         return Scales(finite, safe, dtype, first, second)
 
     def scaled_filters(self, w: Tensor, heads: slice) -> Tensor:
-        """Return the lags of some heads, of size about 1 where scaling is needed."""
+        """Return the lags of some heads, scaled to about 1 where that is needed."""
         return w[heads] if self.safe else ldexp(w[heads], -self.first[heads, :, None])
 
     def scaled_signals(
         self, x: Tensor, piece: Piece, before: int, after: int, kernel_size: int, adjoint: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return a block of signals, the kernel rows' row_scales of each output, and the exponents of the outputs."""
+        """Return a block of signals, the scales of kernel rows for each output, and the exponents of the outputs."""
         block = take(x, piece, before, after)
         if self.safe:
             return block, None, None
@@ -80,14 +80,14 @@ class Scales:
         return ldexp(block.to(self.dtype), -exponents), _exp2(sizes - largest[..., None], self.dtype), largest
 
     def noise(self, w: Tensor, block: Tensor, row_scales: Tensor, adjoint: bool) -> Tensor:
-        """Return how far rounding may take the outputs `(1, rows, heads, channels)` of scaled filters and signals."""
+        """Return the bound of rounding errors of scaled outputs, `(1, rows, heads, channels)`."""
         kernel_size, norms = w.shape[1], torch.linalg.vector_norm(block, dim=0, keepdim=True)
         read = torch.stack([kernel_row(norms, i, kernel_size, adjoint) for i in range(kernel_size)], -1)
         norm_products: Tensor = (read * row_scales * torch.linalg.vector_norm(w, dim=-1)[:, None]).sum(-1)
         return norm_products.mul_(_rounding(block))
 
     def noise_of_pairs(self, sources: Tensor, targets: Tensor, row_scales: Tensor) -> Tensor:
-        """Return how far rounding may take the correlations `(heads, kernel_size)` of scaled inputs and outputs."""
+        """Return the bound of rounding errors of scaled correlations, `(heads, m)`."""
         kernel_size = row_scales.shape[-1]
         first, second = (torch.linalg.vector_norm(a, dim=0, keepdim=True) for a in (sources, targets))
         read = torch.stack([kernel_row(first, i, kernel_size, False) for i in range(kernel_size)], -1)
@@ -95,7 +95,7 @@ class Scales:
         return norm_products.mul_(_rounding(sources))
 
     def largest_pairs(self, kernel_size: int) -> Tensor | None:
-        """Return the exponents `(heads, m)` of the largest products that meet in a correlation, None if safe."""
+        """Return the exponents `(heads, m)` of the largest products in each correlation, None if safe."""
         if self.safe:
             return None
         padded = functional.pad(self.first, (kernel_size - 1, 0), value=ZERO)
@@ -105,7 +105,7 @@ class Scales:
     def scaled_pairs(
         self, x: Tensor, g: Tensor, piece: Piece, kernel_size: int, largest: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return blocks of inputs and outputs, and the row_scales of their pairs in the largest."""
+        """Return blocks of inputs and outputs, and the scales of their products relative to the largest."""
         sources, targets = take(x, piece, kernel_size - 1), take(g, piece)
         if largest is None:
             return sources, targets, None
@@ -133,7 +133,7 @@ def _peaks(a: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def ldexp(a: Tensor, exponents: Tensor) -> Tensor:
-    """Return `a * 2**exponents`, in three steps since such a power may be out of range where the result is not."""
+    """Return `a * 2**exponents`, in three factors: the power may be out of range where the result is not."""
     third = exponents // 3
     half = (exponents - third) // 2
     for step in (third, half, exponents - third - half):
@@ -142,17 +142,17 @@ def ldexp(a: Tensor, exponents: Tensor) -> Tensor:
 
 
 def rescaled(unit: Tensor, exponents: Tensor, noise: Tensor) -> Tensor:
-    """Return `unit * 2**exponents`, where rounding errors of `unit` up to `noise` make nothing overflow.
+    """Return `unit * 2**exponents`; what overflows only by a rounding error of `unit` up to `noise` is made finite.
 
-    Beside a far larger neighbour in time, they alone may exceed the range where the exact result does not.
+    Such an error of a far larger neighbour in time may overflow where the exact result does not.
     """
     result = ldexp(unit, exponents)
     finite = result.isfinite()
     if arrays.values_known(result) and bool(finite.all()):
         return result
     size = unit.abs()
-    nearer = torch.where(size > noise, 1 - noise / size, 0)
-    return torch.where(finite, result, ldexp(unit * nearer, exponents))
+    clipped = torch.where(size > noise, 1 - noise / size, 0)
+    return torch.where(finite, result, ldexp(unit * clipped, exponents))
 
 
 def _exp2(exponents: Tensor, dtype: torch.dtype) -> Tensor:

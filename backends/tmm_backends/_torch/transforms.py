@@ -1,4 +1,4 @@
-"""Products and correlations of blocks of channels, by transforms or by direct sums.
+"""The algorithms of products and correlations on blocks of channels: by transforms, or by direct sums.
 
 A block of signals is `(n, rows, heads, channels)`, time first; lags are `(heads, m, lags)`. Where the kernel has
 m > 1 rows, a block that is read carries m - 1 channels more than one that is written, before them for the product and
@@ -21,36 +21,36 @@ from tmm_core._definition.fourier import fast_length
 __all__ = ["Algorithm", "Direct", "Fourier", "kernel_row"]
 
 BLOCK = 64
-"""Output times of a direct sum at once: on two cores, 32 took up to 1.6 times as long, 128 from 0.9 to 1.9 times."""
+"""Output times of a direct sum at once. On two cores, 32 took up to 1.6 times as long, 128 from 0.9 to 1.9 times."""
 
 
 class Algorithm(Protocol):
-    """One way to compute on blocks."""
+    """One way to compute products and correlations of blocks."""
 
     span: int
-    """Times that are held at once."""
+    """Times of a signal that are in use at once."""
 
     def prepare_filters(self, w: Tensor, *, adjoint: bool) -> Tensor:
         """Return the lags prepared for `product`."""
 
     def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, row_scales: Tensor | None) -> None:
-        """Write the product, or the adjoint product, of one block into `out`."""
+        """Write the product, or the adjoint product, of one block to `out`."""
 
     def new_correlation(self, heads: int, kernel_size: int) -> Tensor:
-        """Return the correlation of no blocks yet, in a form of the algorithm's own."""
+        """Return a total of zeros, to which `add_correlation` adds; its form depends on the algorithm."""
 
     def add_correlation(self, total: Tensor, x: Tensor, g: Tensor, *, row_scales: Tensor | None) -> None:
-        """Add the correlation of one more block to `total`."""
+        """Add the correlation of one block to `total`."""
 
     def finish_correlation(self, total: Tensor, count: int) -> Tensor:
-        """Return a total of `correlate` as `(heads, kernel_size, count)`."""
+        """Return the correlation `(heads, m, count)` of a total."""
 
 
 class Fourier:
     """Right-angle convolution for reals, zero-padded convolution for complex values.
 
-    With t[m] = exp(i pi m / 2N), the length-N cyclic convolution of t*x and t*w, times conj(t), holds the causal
-    product in its real part and all that wrapped around in its imaginary part.
+    With t[j] = exp(i pi j / 2N), the cyclic convolution of length N of t*x and t*w, times conj(t), has the causal
+    product as its real part and what wraps around as its imaginary part.
     """
 
     def __init__(self, n: int, lags: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -67,19 +67,19 @@ class Fourier:
         return spectra.conj_physical_() if adjoint else spectra
 
     def product(self, filters: Tensor, x: Tensor, out: Tensor, *, adjoint: bool, row_scales: Tensor | None) -> None:
-        """Write the product, or the adjoint product, of one block into `out`."""
+        """Write the product, or the adjoint product, of one block to `out`."""
         spectrum = self._spectrum(x)
         kernel_size = filters.shape[-1]
         if kernel_size == 1:
-            return self._signal(spectrum.mul_(filters[..., 0]), out)
+            return self._write_signal(spectrum.mul_(filters[..., 0]), out)
         total = torch.zeros((self.length, *out.shape[1:]), dtype=self.dtype, device=out.device)
         for i in range(kernel_size):
             term = kernel_row(spectrum, i, kernel_size, adjoint) * filters[..., i]
             total.add_(term if row_scales is None else term.mul_(row_scales[..., i]))
-        self._signal(total, out)
+        self._write_signal(total, out)
 
     def new_correlation(self, heads: int, kernel_size: int) -> Tensor:
-        """Return a sum of no spectra, `(N, heads, kernel_size)`."""
+        """Return a sum of spectra, zeros of `(N, heads, m)`."""
         return torch.zeros((self.length, heads, kernel_size), dtype=self.dtype, device=self.device)
 
     def add_correlation(self, total: Tensor, x: Tensor, g: Tensor, *, row_scales: Tensor | None) -> None:
@@ -91,14 +91,14 @@ class Fourier:
             total[..., i] += (term if row_scales is None else term.mul_(row_scales[..., i])).sum((1, 3))
 
     def finish_correlation(self, total: Tensor, count: int) -> Tensor:
-        """Return the signal of a sum of spectra: one inverse transform a head and kernel row."""
+        """Transform a sum of spectra back, once for each head and kernel row."""
         dtype = self.dtype if self.modulation is None else self.dtype.to_real()
         out = torch.empty((count, *total.shape[1:]), dtype=dtype, device=self.device)
-        self._signal(total, out)
+        self._write_signal(total, out)
         return out.movedim(0, -1)
 
     def _spectrum(self, a: Tensor) -> Tensor:
-        """Return the transform over the first axis, of the signal times `t` where it is real."""
+        """Return the transform over the first axis: of `t` times the signal for reals."""
         count = a.shape[0]
         modulated = torch.empty((self.length, *a.shape[1:]), dtype=self.dtype, device=a.device)
         if self.modulation is None:
@@ -106,13 +106,13 @@ class Fourier:
         else:
             torch.mul(a, _along(self.modulation[0][:count], a.ndim), out=modulated[:count])
         modulated[count:] = 0
-        # Neighbouring channels side by side need no transposition: with copies to time-last blocks and back the
-        # product took 48 ms and not 40 on (8, 1024, 512), 58 and not 44 on (1, 8192, 512) (two cores).
+        # Transforms over the first axis need no transposition: with copies to time-last blocks and back, the product
+        # took 48 instead of 40 ms on (8, 1024, 512), 58 instead of 44 ms on (1, 8192, 512) (two cores).
         spectrum: Tensor = torch.fft.fft(modulated, dim=0)
         return spectrum
 
-    def _signal(self, spectrum: Tensor, out: Tensor) -> None:
-        """Write the first times of the signal whose spectrum is a product of two into `out`."""
+    def _write_signal(self, spectrum: Tensor, out: Tensor) -> None:
+        """Write the first times of the inverse transform to `out`, times `conj(t)` for reals."""
         result = torch.fft.ifft(spectrum, dim=0)[: out.shape[0]]
         if self.modulation is None:
             out.copy_(result)
@@ -121,22 +121,23 @@ class Fourier:
 
 
 class Direct:
-    """Direct sums, some output times at once: their rows of the matrix T[t, s] = w[t - s] are always the same strip.
+    """Direct sums as matrix products, `block` output times at once.
 
-    So half of a full matrix is multiplied, of a banded one the band, and none is held whole.
+    Their rows of the matrix T[t, s] = w[t - s] are the same strip for all blocks. So half of a full matrix is
+    multiplied, of a banded one the band, and no whole matrix is in memory.
     """
 
     def __init__(self, n: int, lags: int, dtype: torch.dtype, device: torch.device) -> None:
         """Prepare for signals of length `n` and at most as many lags."""
         self.n, self.dtype, self.device = n, dtype, device
         self.block = min(n, BLOCK)
-        self.span = min(n, lags - 1 + self.block)  # what a block of outputs reads
+        self.span = min(n, lags - 1 + self.block)  # the input times that a block of outputs reads
 
     def prepare_filters(self, w: Tensor, *, adjoint: bool) -> Tensor:
         """Return the strips, `(kernel, heads, block, span)`: for the last times, or the first for the adjoint."""
         padded = w.new_zeros((*w.shape[:-1], self.block - 1 + self.span), dtype=self.dtype)
         padded[..., self.block - 1 : self.block - 1 + w.shape[-1]] = w.conj() if adjoint else w
-        # The adjoint's row s reads w[t - s] at time t: windows of [0, ..., 0, w], which begin one earlier in each row.
+        # The adjoint's row s reads w[t - s] at time t: windows of [0, ..., 0, w], each row one entry earlier.
         windows = (padded if adjoint else padded.flip(-1)).unfold(-1, self.span, 1)
         return windows.flip(-2).movedim(1, 0)
 
@@ -150,7 +151,7 @@ class Direct:
                     kernel_row(x[inputs], i, kernel_size, adjoint), None if row_scales is None else row_scales[..., i]
                 )
                 strip = filters[i, :, rows, lags]
-                # Contiguous results: into a part of a larger tensor, PyTorch would multiply head by head.
+                # Into contiguous memory: into a part of a larger tensor, PyTorch would multiply head by head.
                 y = torch.bmm(strip, source) if y is None else y.baddbmm_(strip, source)
             target = out[outputs]
             target.copy_(y.view(*y.shape[:2], *target.shape[1::2]).permute(1, 2, 0, 3))  # type: ignore[union-attr]
@@ -162,7 +163,7 @@ class Direct:
         )
 
     def add_correlation(self, total: Tensor, x: Tensor, g: Tensor, *, row_scales: Tensor | None) -> None:
-        """Add the products of outputs with the inputs that they read, where the strip has their lags."""
+        """Add the products of outputs and of the inputs that they read, at the place of their lag in the strip."""
         strips, kernel_size = total[..., self.block :], total.shape[0]
         for (rows, lags), outputs, inputs in self._blocks(adjoint=False):
             for i in range(kernel_size):
@@ -171,22 +172,22 @@ class Direct:
                 strips[i, :, rows, lags].baddbmm_(targets, sources.mH)
 
     def finish_correlation(self, total: Tensor, count: int) -> Tensor:
-        """Return the sums along diagonals, which one more entry a row makes columns of a view."""
+        """Return the sums along diagonals, which are columns of a view whose rows are one entry longer."""
         kernel_size, heads, block, row = total.shape
         steps = (*total.stride()[:2], row + 1, 1)
-        # In the first row, lag 0 lies at column span - block of the strip, and each lag to the left of the last.
+        # In the first row, lag 0 is at column span - block of the strip, and each lag is left of the one before.
         first = total.storage_offset() + self.span - count + 1
         diagonals = total.as_strided((kernel_size, heads, block, count), steps, first)
         return diagonals.sum(-2).flip(-1).movedim(0, 1)
 
     def _columns(self, a: Tensor, row_scales: Tensor | None) -> Tensor:
-        """Return signals, weighed, as `(heads, times, rows * channels)`."""
+        """Return signals, scaled, as `(heads, times, rows * channels)`."""
         a = a.to(self.dtype)
         a = a if row_scales is None else a * row_scales
         return a.permute(2, 0, 1, 3).reshape(a.shape[2], a.shape[0], -1)
 
     def _blocks(self, adjoint: bool) -> Iterator[tuple[tuple[slice, slice], slice, slice]]:
-        """Yield what is multiplied: rows and columns of the strip, times of outputs, times of inputs."""
+        """Yield, for each block, the rows and columns of the strip, and the times of outputs and of inputs."""
         for start in range(0, self.n, self.block):
             stop = min(start + self.block, self.n)
             if adjoint:
@@ -205,14 +206,14 @@ def kernel_row(a: Tensor, i: int, kernel_size: int, adjoint: bool) -> Tensor:
 
 
 def _along(a: Tensor, ndim: int) -> Tensor:
-    """Return a vector that lies along the first of `ndim` axes."""
+    """Return a vector with `ndim` axes, along the first of them."""
     return a.reshape(-1, *(1,) * (ndim - 1))
 
 
 @functools.lru_cache(maxsize=16)
 def _modulation(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return t[m] = exp(i pi m / 2N) for m < N, rounded once from float64, and its conjugate."""
-    # Out of inference mode, so that what the cache holds serves everywhere.
+    # Not in inference mode, so that the cached tensors can be used outside of it, too.
     with torch.inference_mode(False):
         angle = torch.arange(length, dtype=torch.float64, device=device) * (math.pi / (2 * length))
         wave = torch.polar(torch.ones_like(angle), angle)
