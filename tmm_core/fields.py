@@ -63,6 +63,7 @@ Count = Annotated[int, Bounds(at_least=1)]
 Size = Annotated[int, Bounds(at_least=0)]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Configuration:
     """Base of frozen dataclasses that are checked when made and written as JSON.
 
@@ -91,7 +92,7 @@ class Configuration:
         TypeError, ValueError
             If a field is unknown, which is never dropped, or cannot be.
         """
-        known = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        known = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(map(str, set(values) - set(known)))
         if unknown:
             raise InputError(
@@ -102,7 +103,7 @@ class Configuration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain data, fit for JSON."""
-        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
