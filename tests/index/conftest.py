@@ -11,8 +11,8 @@ from support import commands
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    return partial(commands.told, capsys, "index")
+def printed(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    return partial(commands.printed, capsys, "index")
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The pictures that were saved, drawn."""
     figures: list[Figure] = []
     original = Figure.savefig

@@ -32,12 +32,12 @@ from tmm_lab.operators.tables import _counts
 REFERENCE = Path(__file__).parent.parent / "reference"
 
 
-def test_table_and_json_tell_the_same(tmp_path: Path, told: Callable[..., str]) -> None:
+def test_table_and_json_tell_the_same(tmp_path: Path, printed: Callable[..., str]) -> None:
     model = make(tmp_path / "model")
-    heading, *rows = rows_of(told(model, "--no-plot"))
+    heading, *rows = rows_of(printed(model, "--no-plot"))
     expected = "layer head index margin certified rank condition inverse/lag lag energy"
     assert heading == expected.split()
-    plain = json.loads(told(model, "--no-plot", "--json"))
+    plain = json.loads(printed(model, "--no-plot", "--json"))
     assert (plain["model"], plain["n"], len(plain["filters"]), len(rows)) == (str(model), 24, 8, 8)
     for row, f in zip(rows, plain["filters"], strict=True):
         layer, head, index, margin, certified, rank, condition, growth, lag, energy = row
@@ -57,9 +57,9 @@ def test_table_and_json_tell_the_same(tmp_path: Path, told: Callable[..., str]) 
             assert f["condition"] == pytest.approx(f["largest_singular_value"] / f["smallest_singular_value"])
 
 
-def test_the_verdicts_are_those_of_the_parts(tmp_path: Path, told: Callable[..., str]) -> None:
+def test_the_reports_are_those_of_the_parts(tmp_path: Path, printed: Callable[..., str]) -> None:
     model = make(tmp_path / "model", lag_init="normal", max_len=40)
-    found = json.loads(told(model, "--no-plot", "--json", "--length", "9"))
+    found = json.loads(printed(model, "--no-plot", "--json", "--length", "9"))
     tensors = read_tensors(model / "model.safetensors")
     config = TMMConfig(d_model=8, n_layers=2, n_heads=4, max_len=40)
     reports = analyse(filters_of(tensors, config), 9)
@@ -70,10 +70,10 @@ def test_the_verdicts_are_those_of_the_parts(tmp_path: Path, told: Callable[...,
         assert f["largest_singular_value"] == r.section.largest
 
 
-def test_long_models_are_judged_on_512_tokens_unless_told(tmp_path: Path, told: Callable[..., str]) -> None:
+def test_long_models_are_analysed_on_512_tokens_unless_told(tmp_path: Path, printed: Callable[..., str]) -> None:
     model = make(tmp_path / "model", n_layers=1, n_heads=1, max_len=600)
-    assert json.loads(told(model, "--no-plot", "--json"))["n"] == 512
-    assert json.loads(told(model, "--no-plot", "--json", "--length", "4100"))["filters"][0]["rank"] == 4100
+    assert json.loads(printed(model, "--no-plot", "--json"))["n"] == 512
+    assert json.loads(printed(model, "--no-plot", "--json", "--length", "4100"))["filters"][0]["rank"] == 4100
 
 
 @pytest.mark.parametrize(
@@ -89,20 +89,20 @@ def test_long_models_are_judged_on_512_tokens_unless_told(tmp_path: Path, told: 
         ({"max_len": 1}, 8),
     ],
 )
-def test_every_kind_of_model_is_judged_and_drawn(
-    fields: dict[str, Any], filters: int, tmp_path: Path, told: Callable[..., str], drawn: list[Figure]
+def test_every_kind_of_model_is_analysed_and_drawn(
+    fields: dict[str, Any], filters: int, tmp_path: Path, printed: Callable[..., str], figures: list[Figure]
 ) -> None:
     model = make(tmp_path / "model", **fields)
-    shown = told(model)
+    shown = printed(model)
     assert len(rows_of(shown)) == filters + 1
     assert f"index of {filters} filters" in shown
     assert "origin" in shown, "what a reader should see"
     assert shown.endswith(f"picture: {model / 'index.png'}\n")
     assert imread(model / "index.png").ndim == 3
-    assert len(drawn[0].axes) == 5 * fields.get("n_layers", 2) * fields.get("mix_layers", 1)
+    assert len(figures[0].axes) == 5 * fields.get("n_layers", 2) * fields.get("mix_layers", 1)
 
 
-def test_a_checkpoint_in_half_precision_is_judged(tmp_path: Path, told: Callable[..., str]) -> None:
+def test_a_checkpoint_in_half_precision_is_analysed(tmp_path: Path, printed: Callable[..., str]) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -111,11 +111,11 @@ def test_a_checkpoint_in_half_precision_is_judged(tmp_path: Path, told: Callable
     save_file({name: t.to(torch.bfloat16) for name, t in tensors.items()}, model / "model.safetensors")
     short = read_tensors(model / "model.safetensors")
     assert all((short[name] == tensors[name].to(torch.bfloat16).float().numpy()).all() for name in tensors)
-    assert [f["index"] for f in json.loads(told(model, "--no-plot", "--json"))["filters"]] == [0, -1, -2, -3] * 2
+    assert [f["index"] for f in json.loads(printed(model, "--no-plot", "--json"))["filters"]] == [0, -1, -2, -3] * 2
 
 
 def test_lags_that_are_no_numbers_are_a_row_that_says_so(
-    tmp_path: Path, told: Callable[..., str], drawn: list[Figure]
+    tmp_path: Path, printed: Callable[..., str], figures: list[Figure]
 ) -> None:
     def spoil(tensors: dict[str, np.ndarray]) -> None:
         tensors["blocks.0.mix.lags"][1, 3] = np.nan
@@ -123,19 +123,19 @@ def test_lags_that_are_no_numbers_are_a_row_that_says_so(
         tensors["blocks.1.mix.lags"][:] = np.inf
 
     model = make(tmp_path / "model", spoil)
-    shown = told(model)
+    shown = printed(model)
     nan, zero = rows_of(shown)[2:4]
     assert " ".join(nan) == "1 2 none 0 no - - - - - 1 of the lags are NaN or infinite"
     assert zero[:6] == ["1", "3", "none", "0", "no", "0"]
     assert " ".join(zero).endswith("not Fredholm: every lag is zero")
     assert re.search(r"index of 8 filters: 0 in 1, -3 in 1, none in 6;", shown)
-    broken = json.loads(told(model, "--json"))["filters"][1]
+    broken = json.loads(printed(model, "--json"))["filters"][1]
     assert (broken["index"], broken["rank"], broken["dominant_lag"]) == (None, None, None)
-    assert "no finite lags" in [t.get_text() for ax in drawn[0].axes for t in ax.texts]
+    assert "no finite lags" in [t.get_text() for ax in figures[0].axes for t in ax.texts]
 
 
 def test_a_filter_too_hard_for_arpack_is_a_row_that_says_so(
-    tmp_path: Path, told: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All other rows, and the picture, are there as well."""
     calls = itertools.count()
@@ -152,35 +152,35 @@ def test_a_filter_too_hard_for_arpack_is_a_row_that_says_so(
         tensors["blocks.0.mix.lags"][:, 0] = 9
 
     model = make(tmp_path / "model", diagonal, n_layers=1, n_heads=2)
-    first, second = rows_of(told(model))[1:]
+    first, second = rows_of(printed(model))[1:]
     assert first[5] == "24"
     assert second[5:7] == ["-", "-"]
     assert " ".join(second).endswith("the largest and the smallest singular values not found: ARPACK did not converge")
     calls = itertools.count()
-    found = json.loads(told(model, "--json", "--no-plot"))["filters"]
+    found = json.loads(printed(model, "--json", "--no-plot"))["filters"]
     assert [f["rank"] for f in found] == [24, None]
     assert (found[1]["condition"], found[1]["smallest_singular_value"]) == (None, None)
     assert [f["missing"] for f in found] == ["", " ".join(second[10:])]
 
 
-def test_the_authors_files_are_read(tmp_path: Path, told: Callable[..., str], refused: Callable[..., str]) -> None:
+def test_the_authors_files_are_read(tmp_path: Path, printed: Callable[..., str], refused: Callable[..., str]) -> None:
     for name in ("flat", "heads4", "kernel3", "two_layer", "two_layer_heads2"):
         config, params = from_research_code(read_tensors(REFERENCE / f"{name}.safetensors"))
-        found = json.loads(told(REFERENCE / f"{name}.safetensors", "--no-plot", "--json"))["filters"]
+        found = json.loads(printed(REFERENCE / f"{name}.safetensors", "--no-plot", "--json"))["filters"]
         lags = [row for n in lm.parameter_shapes(config) if ".mix.lags" in n for row in params[n]]
         assert len(found) == len(lags) > 0
         assert [f["index"] for f in found] == [fredholm_index(row[None])[0].index for row in lags]
     source = REFERENCE / "softplus_heads4.safetensors"
     assert "--mean or --no-mean" in refused(source)
     assert "no layer is a Toeplitz operator" in refused(source, "--mean")
-    assert len(json.loads(told(source, "--no-mean", "--no-plot", "--json"))["filters"]) == 12
+    assert len(json.loads(printed(source, "--no-mean", "--no-plot", "--json"))["filters"]) == 12
     copy = tmp_path / "heads.safetensors"
     copy.write_bytes((REFERENCE / "heads4.safetensors").read_bytes())
-    assert f"picture: {tmp_path / 'heads-index.png'}" in told(copy)
+    assert f"picture: {tmp_path / 'heads-index.png'}" in printed(copy)
 
 
 def test_runs_and_checkpoints_are_found(
-    tmp_path: Path, told: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finished run by its model, in the place of which its picture goes beside the run's own."""
     (tmp_path / "runs").mkdir()
@@ -188,9 +188,9 @@ def test_runs_and_checkpoints_are_found(
     run = make_run(tmp_path / "runs" / "one", config, {})
     make(run / "model", n_layers=1, n_heads=2, max_len=8)
     monkeypatch.chdir(tmp_path)
-    assert told().endswith(f"picture: {Path('runs/one/index.png')}\n")
-    assert told(run).startswith(f"{run / 'model'}: 1 layers of 2 heads, 8 lags; matrices on n = 8 tokens")
-    assert told(run / "model", "--plot", tmp_path / "x.PDF").endswith("x.PDF\n")
+    assert printed().endswith(f"picture: {Path('runs/one/index.png')}\n")
+    assert printed(run).startswith(f"{run / 'model'}: 1 layers of 2 heads, 8 lags; matrices on n = 8 tokens")
+    assert printed(run / "model", "--plot", tmp_path / "x.PDF").endswith("x.PDF\n")
     assert (tmp_path / "x.PDF").read_bytes().startswith(b"%PDF")
 
 
@@ -235,14 +235,14 @@ def test_time_is_told_beforehand(
     ("choice", "used"), [(None, "array_api"), (" ", "array_api"), ("auto", "none"), ("numpy", "none")]
 )
 def test_an_empty_choice_of_a_backend_is_none(
-    choice: str | None, used: str, tmp_path: Path, told: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    choice: str | None, used: str, tmp_path: Path, printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ["none"]
     monkeypatch.setattr("tmm_core.use_backend", lambda name: nullcontext(asked.append(name)))
     monkeypatch.delenv("TMM_BACKEND", raising=False)
     if choice is not None:
         monkeypatch.setenv("TMM_BACKEND", choice)
-    told(make(tmp_path / "model"), "--no-plot")
+    printed(make(tmp_path / "model"), "--no-plot")
     assert asked[-1] == used
 
 

@@ -25,7 +25,7 @@ def test_filters_are_the_effective_lags_in_order() -> None:
     assert len(filters_of(*params(n_heads=0))) == 2
 
 
-def test_a_kernel_is_judged_by_its_own_channel() -> None:
+def test_a_kernel_is_analysed_by_its_own_channel() -> None:
     """The whole operator on two channels: a triangular block matrix, singular where its diagonal is."""
     tensors, config = params(kernel_size=2, max_len=40, n_layers=1)
     own = np.asarray([0.5, 2.0, *[0] * 38])  # a zero at -1/4: index -1

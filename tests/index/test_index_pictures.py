@@ -43,14 +43,14 @@ def test_pictures_are_legible(
     parted: bool,
     rows: int,
     tmp_path: Path,
-    told: Callable[..., str],
-    drawn: list[Figure],
+    printed: Callable[..., str],
+    figures: list[Figure],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also where more than 512 filters share rows of any number."""
     monkeypatch.setattr(pictures, "_MOST_PARTED", 512 if parted else 0)
-    told(make(tmp_path / "model", **fields))
-    (figure,) = drawn
+    printed(make(tmp_path / "model", **fields))
+    (figure,) = figures
     panels = figure.axes
     assert len(panels) == 5 * rows
     assert all(overprinted(ax) == [] for ax in panels)
@@ -63,21 +63,21 @@ def test_pictures_are_legible(
 
 
 def test_heads_without_a_colour_of_their_own_are_counted(
-    tmp_path: Path, told: Callable[..., str], drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, printed: Callable[..., str], figures: list[Figure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pictures, "_MOST_PARTED", 0)
-    told(make(tmp_path / "model", n_layers=1, n_heads=64, d_model=64, max_len=50))
-    lines = [t.get_text() for t in drawn[0].axes[0].texts]
+    printed(make(tmp_path / "model", n_layers=1, n_heads=64, d_model=64, max_len=50))
+    lines = [t.get_text() for t in figures[0].axes[0].texts]
     assert lines[:2] == ["layer 1", "0: 2 heads"], "head 51 is the shift by no token, again"
     assert lines[-1] == "others: 42 heads"
     assert sum(int(line.split()[1]) for line in lines[1:]) == 64
 
 
 def test_each_symbol_turns_around_its_own_origin_as_often_as_its_index(
-    tmp_path: Path, told: Callable[..., str], drawn: list[Figure]
+    tmp_path: Path, printed: Callable[..., str], figures: list[Figure]
 ) -> None:
-    told(make(tmp_path / "model", n_layers=1, n_heads=8, max_len=30))
-    key, symbols, lags, magnitudes, _ = drawn[0].axes
+    printed(make(tmp_path / "model", n_layers=1, n_heads=8, max_len=30))
+    key, symbols, lags, magnitudes, _ = figures[0].axes
     assert symbols.get_aspect() == 1
     assert [t.get_text() for t in key.texts] == ["layer 1", *(f"head {i + 1}: {-i}" for i in range(8))]
     (origins,) = (
@@ -96,25 +96,25 @@ def test_each_symbol_turns_around_its_own_origin_as_often_as_its_index(
 
 
 def test_vanishing_singular_values_lie_in_the_band(
-    tmp_path: Path, told: Callable[..., str], drawn: list[Figure]
+    tmp_path: Path, printed: Callable[..., str], figures: list[Figure]
 ) -> None:
-    told(make(tmp_path / "model", n_layers=1, n_heads=4, max_len=64))
-    panel = drawn[0].axes[4]
+    printed(make(tmp_path / "model", n_layers=1, n_heads=4, max_len=64))
+    panel = figures[0].axes[4]
     assert "0 in float64" in [t.get_text() for t in panel.texts]
     (band,) = panel.patches
     top = band.get_y() + band.get_height()
     assert [int((line.get_ydata() <= top).sum()) for line in panel.lines] == [0, 1, 2, 3]
 
 
-def test_a_pdf_has_pages_of_four_rows(tmp_path: Path, told: Callable[..., str]) -> None:
-    told(make(tmp_path / "model", n_layers=6, n_heads=1, max_len=8), "--plot", tmp_path / "index.pdf")
+def test_a_pdf_has_pages_of_four_rows(tmp_path: Path, printed: Callable[..., str]) -> None:
+    printed(make(tmp_path / "model", n_layers=6, n_heads=1, max_len=8), "--plot", tmp_path / "index.pdf")
     assert len(re.findall(rb"/Type /Page\b", (tmp_path / "index.pdf").read_bytes())) == 2
 
 
 # Over time
 
 
-def test_over_time_reads_the_logs_of_the_run(tmp_path: Path, told: Callable[..., str], drawn: list[Figure]) -> None:
+def test_over_time_reads_the_logs(tmp_path: Path, printed: Callable[..., str], figures: list[Figure]) -> None:
     config = TMMConfig(d_model=8, n_layers=2, n_heads=2, max_len=16, lag_init="shift")
     start = {name: np.eye(2, 16, dtype=np.float32) for name in lags_of(config)}  # shifts by 0 and 1
     turned = {name: w[:, ::-1].copy() for name, w in start.items()}  # shifts by 15 and 14
@@ -122,7 +122,7 @@ def test_over_time_reads_the_logs_of_the_run(tmp_path: Path, told: Callable[...,
     run = make_run(tmp_path / "run", config, {100: start, 5: start, 20: turned, 1000: spoilt})
     (run / "lags" / ".step-00000007.safetensors.part").write_bytes(b"half")
     (run / "lags" / "notes.txt").write_text("mine")
-    plain = json.loads(told(run, "--over-time", "--json"))
+    plain = json.loads(printed(run, "--over-time", "--json"))
     assert plain["steps"] == [5, 20, 100, 1000]
     assert [f["index"] for f in plain["filters"]] == [
         [0, -15, 0, None],
@@ -136,24 +136,24 @@ def test_over_time_reads_the_logs_of_the_run(tmp_path: Path, told: Callable[...,
         [0, 15, 0, 0],
         [1, 14, 1, 1],
     ]
-    shown = told(run, "--over-time")
+    shown = printed(run, "--over-time")
     heading, *rows = rows_of(shown)
     assert heading == ["layer", "head", "5", "20", "100", "1000"]
     assert rows[1] == ["1", "2", "-1", "-14", "-1", "none"]
     assert shown.endswith(f"picture: {run / 'index-over-time.png'}\n")
-    key, index, vanishing, heat = drawn[-1].axes[4:]
+    key, index, vanishing, heat = figures[-1].axes[4:]
     assert [t.get_text() for t in key.texts] == ["layer 2", "head 1: 0 to 0", "head 2: -1 to -1"]
     assert [line.get_ydata().round().tolist() for line in index.lines] == [[0, -15, 0, 0], [-1, -14, -1, -1]]
     assert [line.get_ydata().round().tolist() for line in vanishing.lines] == [[0, 15, 0, 0], [1, 14, 1, 1]]
     (mesh,) = heat.collections
     assert mesh.get_array().shape == (8, 16), "a band of four moments for each of two heads"
-    assert all(overprinted(ax) == [] for ax in drawn[-1].axes)
+    assert all(overprinted(ax) == [] for ax in figures[-1].axes)
 
 
-def test_a_long_run_has_the_first_and_the_last_step_in_its_table(tmp_path: Path, told: Callable[..., str]) -> None:
+def test_a_long_run_has_the_first_and_the_last_step_in_its_table(tmp_path: Path, printed: Callable[..., str]) -> None:
     config = TMMConfig(d_model=8, n_layers=1, n_heads=1, max_len=4)
     run = make_run(tmp_path / "run", config, {step: lags_of(config) for step in range(1, 41)})
-    heading = rows_of(told(run, "--over-time", "--no-plot"))[0]
+    heading = rows_of(printed(run, "--over-time", "--no-plot"))[0]
     assert (heading[2], heading[-1]) == ("1", "40")
     assert len(heading) == 2 + 12
 
@@ -174,8 +174,8 @@ def test_over_time_needs_a_run_with_logs(tmp_path: Path, refused: Callable[..., 
     assert "the model has no layers" in refused(make_run(tmp_path / "none", none, {}), "--over-time")
 
 
-def test_the_run_of_a_model_is_found(tmp_path: Path, told: Callable[..., str]) -> None:
+def test_the_run_of_a_model_is_found(tmp_path: Path, printed: Callable[..., str]) -> None:
     config = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=8)
     run = make_run(tmp_path / "run", config, {3: lags_of(config)})
     make(run / "model", n_layers=1, n_heads=2, max_len=8)
-    assert f"picture: {run / 'index-over-time.png'}" in told(run / "model", "--over-time")
+    assert f"picture: {run / 'index-over-time.png'}" in printed(run / "model", "--over-time")

@@ -63,8 +63,8 @@ def test_a_library_that_is_missing_is_named_with_the_remedy(
 
 
 def test_too_many_rows_for_a_png_are_a_pdf(
-    tmp_path: Path, told: Callable[..., str], refused: Callable[..., str]
+    tmp_path: Path, printed: Callable[..., str], refused: Callable[..., str]
 ) -> None:
     model = make(tmp_path / "deep", n_layers=201, n_heads=0, max_len=2, d_model=1, d_mlp=1)
     assert "choose a --plot that ends in .pdf" in refused(model)
-    assert "index of 201 filters" in told(model, "--no-plot")
+    assert "index of 201 filters" in printed(model, "--no-plot")

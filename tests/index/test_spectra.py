@@ -263,18 +263,18 @@ def test_the_share_is_the_lags_part_of_the_energy() -> None:
 # Bad input
 
 
-@pytest.mark.parametrize("judged", [lambda w: finite_section(w, 3), lambda w: inverse_growth(w, 3), dominant_lag])
-def test_what_is_no_filter_is_refused(judged: Callable[[object], object]) -> None:
+@pytest.mark.parametrize("function", [lambda w: finite_section(w, 3), lambda w: inverse_growth(w, 3), dominant_lag])
+def test_what_is_no_filter_is_refused(function: Callable[[object], object]) -> None:
     for w in ([1.0, math.nan], [math.inf], [1, complex(0, math.nan)]):
         with pytest.raises(ValueError, match="w must be finite"):
-            judged(w)
+            function(w)
     for w in ([], 3.0, np.ones((1, 2, 3))):
         with pytest.raises(ValueError, match=r"w must be \(k,\).* with at least one lag, and has the shape"):
-            judged(w)
+            function(w)
     with pytest.raises(TypeError, match="w must hold numbers"):
-        judged(["a"])
-    judged([True, False])
-    judged([2, 1])
+        function(["a"])
+    function([True, False])
+    function([2, 1])
 
 
 def test_sections_have_rows() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tmm_lab.cli import main
 
 
-def told(capsys: pytest.CaptureFixture[str], *command: object) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *command: object) -> str:
     """Run a command that must do; return what it prints."""
     capsys.readouterr()
     code = main(list(map(str, command)))
