@@ -6,8 +6,9 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # OpenBLAS waits busily: on cores shared with other processes a small product takes 100 times as long with two threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Compilation is nearly all of the laws' time.
+# Compilation is nearly all of the time of tests in JAX, and half of it XLA's newer way of writing fused loops.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 import pytest
 from support.requirements import import_or_skip, library_or_skip, missing_requirements, skip_without
