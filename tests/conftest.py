@@ -11,6 +11,7 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 import pytest
+from support.bridges import Bridge, make_bridge
 from support.requirements import import_or_skip, library_or_skip, missing_requirements, skip_without
 
 from tmm_core import available_backends
@@ -51,3 +52,9 @@ def framework(request) -> str:
     """The name of a framework that models are written and trained in."""
     import_or_skip(request.param)
     return request.param
+
+
+@pytest.fixture(params=["torch", "jax"])
+def bridge(request) -> Bridge:
+    """A library that transforms functions: derivatives, batching, tracing."""
+    return make_bridge(request.param)

@@ -1,24 +1,21 @@
 """What is JAX's own: transformations, compiled programs, devices. The laws themselves run in `test_laws.py`."""
 
-import os
-import subprocess
-import sys
-import textwrap
+import functools
 import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import grad, hessian, jacfwd, jacrev, jit, jvp, lax, vmap
-from jax.test_util import check_grads
-from support.requirements import import_or_skip, library_or_skip
+from jax import grad, jit, jvp, lax
+from support import bridges
+from support.processes import run_python
+from support.requirements import library_or_skip
 
 import tmm_core
 from tmm_backends._jax import host
 
 product, correlate = tmm_core.causal_toeplitz_matmul, tmm_core.causal_toeplitz_correlate
-IDS = np.asarray([0, 0, 3, 3, 3])
 N, D, H = 5, 4, 2
 
 
@@ -36,22 +33,7 @@ def draw(*shape, dtype="float64", seed=0):
     return jnp.asarray(values, dtype)
 
 
-def cubed(w, x):
-    """A function with derivatives of every order in both factors, by an engine that runs outside of XLA."""
-    return (product(w, x, backend="numba") ** 3).sum()
-
-
-def dense(w, x, adjoint=False):
-    """The product by plain JAX operations, for `w` of shape (2, k) and `x` of shape (n, 4)."""
-    lag = np.subtract.outer(np.arange(x.shape[0]), np.arange(x.shape[0]))
-    matrices = jnp.where((lag >= 0) & (lag < w.shape[1]), w[:, lag.clip(0, w.shape[1] - 1)], 0)
-    if adjoint:
-        matrices = matrices.conj().swapaxes(-1, -2)
-    return jnp.concatenate([m @ part for m, part in zip(matrices, jnp.split(x, 2, -1), strict=True)], -1)
-
-
-def dense_cubed(w, x):
-    return (dense(w, x) ** 3).sum()
+dense = functools.partial(bridges.dense, jnp)
 
 
 def assert_close(got, expected, tolerance=1e-11):
@@ -63,47 +45,13 @@ def assert_close(got, expected, tolerance=1e-11):
 # Differentiation -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "backend"), [("float64", "numba"), ("complex128", "numpy")])
-@pytest.mark.parametrize(
-    ("adjoint", "kernel_size", "ids"), [(False, 1, None), (True, 2, None), (False, 2, IDS), (True, 1, IDS)]
-)
-def test_gradients_of_orders_one_and_two_and_tangents(dtype, backend, adjoint, kernel_size, ids):
-    w, x, g = draw(H, kernel_size, 3, dtype=dtype), draw(N, D, dtype=dtype), draw(N, D, dtype=dtype, seed=1)
-    ids = None if ids is None else jnp.asarray(ids)
-
-    def multiply(w, x):
-        w, x = jnp.asarray(w), jnp.asarray(x)  # NumPy makes the finite differences
-        return product(w, x, adjoint=adjoint, segment_ids=ids, backend=backend)
-
-    def relate(x, g):
-        x, g = jnp.asarray(x), jnp.asarray(g)
-        return correlate(x, g, lags=3, heads=H, kernel_size=kernel_size, segment_ids=ids, backend=backend)
-
-    check_grads(multiply, (w, x), order=2)
-    check_grads(relate, (x, g), order=2)
-
-
 @pytest.mark.parametrize("adjoint", [False, True])
 @pytest.mark.parametrize("dtypes", [("complex128", "complex128"), ("float64", "complex128"), ("complex128", "float64")])
 def test_complex_gradients_follow_the_conventions_of_jax(dtypes, adjoint):
     w, x = draw(H, 3, dtype=dtypes[0]), draw(N, D, dtype=dtypes[1])
     cotangent = draw(N, D, dtype="complex128", seed=2)
     got = jax.vjp(lambda w, x: product(w, x, adjoint=adjoint, backend="numpy"), w, x)[1](cotangent)
-    assert_close(got, jax.vjp(lambda w, x: dense(w, x, adjoint), w, x)[1](cotangent))
-
-
-def test_gradients_have_the_dtypes_of_their_inputs():
-    for w_dtype, x_dtype in (("float32", "bfloat16"), ("bfloat16", "float32"), ("float64", "float16")):
-        w, x = draw(H, 3, dtype=w_dtype), draw(N, D, dtype=x_dtype)
-        for gradients in (grad(cubed, (0, 1)), jit(grad(cubed, (0, 1)))):
-            assert [g.dtype for g in gradients(w, x)] == [w.dtype, x.dtype]
-
-
-@pytest.mark.parametrize("transform", [grad, jacrev, jacfwd, hessian])
-def test_function_transforms(transform):
-    w, x = draw(H, 3), draw(N, D)
-    assert_close(transform(cubed, (0, 1))(w, x), transform(dense_cubed, (0, 1))(w, x))
-    assert_close(jit(transform(cubed, (0, 1)))(w, x), transform(dense_cubed, (0, 1))(w, x))
+    assert_close(got, jax.vjp(lambda w, x: dense(w, x, adjoint=adjoint), w, x)[1](cotangent))
 
 
 def test_linear_transposition_and_forward_mode():
@@ -113,75 +61,7 @@ def test_linear_transposition_and_forward_mode():
     assert_close(jax.linear_transpose(lambda x: product(w, x), x)(dx)[0], product(w, dx, adjoint=True))
 
 
-@pytest.mark.parametrize("backend", ["numpy", "torch", "jax", "array_api"])
-def test_every_engine_differentiates(backend):
-    w, x = draw(H, 3), draw(N, D)
-    if backend == "torch":
-        import_or_skip(backend)
-    got = grad(lambda w, x: (product(w, x, backend=backend) ** 3).sum(), (0, 1))
-    assert_close(jit(got)(w, x), grad(dense_cubed, (0, 1))(w, x))
-
-
-# Batching ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kernel_size", [1, 2])
-@pytest.mark.parametrize("adjoint", [False, True])
-@pytest.mark.parametrize(
-    "batched", [(0, None, None), (None, 1, None), (1, 0, None), (None, 0, 0), (0, 0, 0), (0, None, 0)]
-)
-def test_vmap_is_a_loop(batched, adjoint, kernel_size):
-    ids = jnp.asarray([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2], [0, 0, 0, 0, 0]])
-    wholes = draw(3, H, kernel_size, 3), draw(3, 2, N, D), ids
-
-    def multiply(w, x, ids):
-        return product(w, x, adjoint=adjoint, segment_ids=ids, backend="numba")
-
-    def relate(w, x, ids):
-        return correlate(x, x * w.sum(), lags=3, heads=H, kernel_size=kernel_size, segment_ids=ids, backend="numba")
-
-    for function in (multiply, relate):
-        arguments = [a[0] if dim is None else jnp.moveaxis(a, 0, dim) for a, dim in zip(wholes, batched, strict=True)]
-        rows = [[a[0] if dim is None else a[i] for a, dim in zip(wholes, batched, strict=True)] for i in range(3)]
-        expected = jnp.stack([function(*row) for row in rows])
-        assert_close(vmap(function, batched)(*arguments), expected)
-
-
-def test_nested_vmap_and_gradients_by_example():
-    W, X = draw(3, H, 3), draw(2, N, D)
-
-    def nested(f):
-        return jit(vmap(lambda w: vmap(lambda x: f(w, x))(X)))(W)
-
-    assert_close(nested(grad(cubed)), nested(grad(dense_cubed)))
-    assert_close(nested(hessian(cubed)), nested(hessian(dense_cubed)))
-
-
-@pytest.mark.parametrize("backend", ["numpy", "numba", "array_api"])
-def test_unsorted_segments_under_vmap_are_nan(backend):
-    ids = jnp.asarray([[0, 0, 1], [1, 0, 0]])
-    w, x = jnp.ones((1, 2)), jnp.ones((3, 1))
-    y = vmap(lambda ids: product(w, x, segment_ids=ids, backend=backend))(ids)
-    c = vmap(lambda ids: correlate(x, x, lags=2, segment_ids=ids, backend=backend))(ids)
-    compiled = jit(vmap(lambda ids: product(w, x, segment_ids=ids, backend=backend)))(ids)
-    for result in (y, c, compiled):
-        assert np.isfinite(result[0]).all()
-        assert np.isnan(result[1]).all()
-
-
 # Compiled programs ---------------------------------------------------------------------------------------------------
-
-
-def test_the_engine_is_chosen_when_traced(monkeypatch):
-    engine = tmm_core.get_backend("numpy").engine
-    calls = []
-    plain = engine.matmul
-    monkeypatch.setattr(engine, "matmul", lambda *a, **k: calls.append(1) or plain(*a, **k))
-    w, x, fast = draw(H, 3), draw(N, D), jit(product)
-    with tmm_core.use_backend("numpy"):
-        assert_close(fast(w, x), dense(w, x))
-    assert_close(fast(w, x), dense(w, x))
-    assert len(calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -293,7 +173,7 @@ def test_a_program_of_another_process_finds_its_engine(monkeypatch):
 
 
 def test_arrays_of_many_devices():
-    run(
+    run_python(
         """
         import os
         os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
@@ -329,7 +209,7 @@ def test_arrays_of_many_devices():
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_process_ends_while_programs_run(kept):
-    run(
+    run_python(
         f"""
         import jax, jax.numpy as jnp, tmm_core
         w, x = jnp.ones((1, 1024)), jnp.ones((2, 1024, 256))
@@ -345,7 +225,7 @@ def test_a_process_ends_while_programs_run(kept):
 
 
 def test_programs_without_64_bits_refuse_64_bit_arrays():
-    done = run(
+    _, errors = run_python(
         """
         import numpy as np, tmm_core
         x = np.ones(3)
@@ -354,19 +234,5 @@ def test_programs_without_64_bits_refuse_64_bit_arrays():
         """,
         fails=True,
     )
-    assert "backend 'jax' cannot serve this call: JAX makes 32 bits of float64" in done.stderr
-    assert "jax.config.update('jax_enable_x64', True)" in done.stderr
-
-
-def run(code, *, fails=False):
-    """Run code in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        check=False,
-        timeout=200,
-    )
-    assert bool(done.returncode) == fails, done.stderr
-    return done
+    assert "backend 'jax' cannot serve this call: JAX makes 32 bits of float64" in errors
+    assert "jax.config.update('jax_enable_x64', True)" in errors
