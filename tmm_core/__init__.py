@@ -11,7 +11,7 @@ with channels outside the head, and positions in another segment, read as zero.
 """
 
 from . import lm
-from ._dispatch.registry import available_backends, get_backend, registered_backends, use_backend
+from ._dispatch.registry import available_backends, chosen_backend, get_backend, registered_backends, use_backend
 from .config import TMMConfig
 from .index import OperatorIndex, fredholm_index, toeplitz_symbol
 from .mixing import mix_tokens
@@ -34,6 +34,7 @@ __all__ = [
     "causal_toeplitz_inverse",
     "causal_toeplitz_matmul",
     "causal_toeplitz_solve",
+    "chosen_backend",
     "fredholm_index",
     "get_backend",
     "lm",

@@ -6,8 +6,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ._arrays.exchange import Array
+from ._arrays.exchange import Array, share
+from ._arrays.properties import values_known
+from ._definition import tiles
 from ._definition.pieces import Piece, cut_into_pieces
+from ._definition.streaming import ExchangedStream, LayerStream, StreamLayer, StreamState
 from ._definition.toeplitz import Method
 from .errors import InputError, InputTypeError, NotFoundError, UnsupportedError
 
@@ -15,8 +18,11 @@ __all__ = [
     "Backend",
     "Bridge",
     "Engine",
+    "ExchangedStream",
+    "FunctionalStream",
     "InputError",
     "InputTypeError",
+    "LayerStream",
     "Method",
     "NotFoundError",
     "Operation",
@@ -24,11 +30,16 @@ __all__ = [
     "Queued",
     "Request",
     "StreamBridge",
+    "StreamLayer",
+    "StreamRecorder",
+    "StreamState",
     "Streamer",
-    "Tiles",
     "UnsupportedError",
     "Writer",
     "cut_into_pieces",
+    "share",
+    "tiles",
+    "values_known",
 ]
 
 Operation = Literal["matmul", "correlate"]
@@ -90,36 +101,20 @@ class Writer(Protocol):
         """Write `T(w) x`, or `T(w)^H x`, into `out`, of its shape and dtype, in C order."""
 
 
-class Tiles(Protocol):
-    """What an engine prepares for the streams of one filter; spectra are made when they are first needed."""
-
-    leaf: int
-    """A power of two: inputs since the last multiple of it are summed directly, older ones are in tiles."""
-
-
 @runtime_checkable
-class Streamer(Protocol):
-    """What an engine can do besides: stream, token by token, in place.
+class Streamer(Engine, Protocol):
+    """What an engine can do besides: stream a layer, token by token."""
 
-    A tape `(b, length, d)` holds at each entry the input of a time that has passed, or the pending output of one to
-    come: what the inputs in tiles contribute to it. A tile adds the last `k` inputs' contributions to the next `k`
-    outputs.
-    """
+    def stream(self, layer: StreamLayer, /) -> LayerStream:
+        """Return the streams of a layer, whose arrays are the engine's own.
 
-    def stream_plan(self, w: Array, capacity: int, /, *, leaf: int | None = None) -> Tiles:
-        """Return what streams of up to `capacity` tokens need of `w`, `(h, m, k)`, with the engine's `leaf` or this."""
-
-    def stream_tape(self, shape: tuple[int, int, int], dtype: Any, /) -> Array:
-        """Return a tape of zeros, in C order."""
-
-    def stream_step(self, plan: Any, tape: Array, at: int, x: Array, y: Array, /) -> None:
-        """Write the output of `x` at entry `at` into `y`, both `(b, d)`, and bring the tape up to date.
-
-        With `u = at + 1` and `f = at % leaf`: `y = tape[at] + sum_{j <= f} w[j] x[at - j]`, where `x[at] = x`; then
-        `tape[at] = x`; if `leaf` divides `u`, with k the largest power of two that divides u, though no more than the
-        first one that is not below the number of lags: `tape[u:u+k]` gains what `tape[u-k:u]` contributes, as far as
-        the tape goes. All arrays are the engine's own, of one dtype, float32 and above, in C order; `x` may be
-        read-only. Entries that are not finite, of x or w, spoil what they do in a product.
+        `LayerStream(layer)` is the definition, with the engine's products; subclasses compute what they can do better.
+        A step at entry `at` of a cache `(b, length, d)`, which holds the inputs of times that have passed and pending
+        outputs of those to come, with `f = at % leaf` and `u = at + 1`: `y = cache[at] + sum_{j <= f} w[j] x[at - j]`,
+        where `x[at] = x`; then `cache[at] = x`; if `leaf` divides `u`, with k the largest power of two that divides u,
+        though no more than the first one that is not below the number of lags: `cache[u:u+k]` gains what
+        `cache[u-k:u]` contributes, as far as the cache goes. Entries that are not finite, of x or w, make NaN where
+        they do in a product.
         """
 
 
@@ -159,8 +154,50 @@ class Bridge(Protocol):
 class StreamBridge(Protocol):
     """What a bridge can do besides: go on with streams in its library's own way, compiled for example."""
 
-    def stream_steps(self, engine: Any | None, parts: Any, /) -> Any:
-        """Return `_stream_steps.Steps` for its `Parts`: by the engine, a `Streamer`, or for None by the definition."""
+    def stream(self, engine: Streamer, layer: StreamLayer, /) -> LayerStream:
+        """Return the streams of a layer of the library's arrays, by the engine or with its products."""
+
+
+@runtime_checkable
+class StreamRecorder(Protocol):
+    """What a bridge has whose compiler records a step as one operation, without the numbers that change with it."""
+
+    def recording(self) -> bool:
+        """Return whether a compiler looks on."""
+
+    def handle_of(self, state: StreamState, /) -> Array:
+        """Return an array by which the recorded operation finds the state."""
+
+    def record_step(self, handle: Array, x: Array, dtype: Any, shape: tuple[int, ...], /) -> Array:
+        """Record the step of a token, which must have the state's dtype and shape; return its output."""
+
+
+@runtime_checkable
+class FunctionalStream(Protocol):
+    """What a `LayerStream` has whose functions compiled programs call: numbers may be traced, caches are replaced.
+
+    A program takes it as an argument. Small parts that are compiled apart spare copies of whole caches.
+    """
+
+    leaf: int
+
+    def new_cache(self, rows: int, length: int, channels: int) -> Array:
+        """Return a cache without inputs."""
+
+    def begin(self, x: Array, padding: Array | None, length: int) -> tuple[Array, Array]:
+        """Return the outputs for a first prompt, and a cache of `length` entries; see `LayerStream.begin`."""
+
+    def resume(self, cache: Array, at: Any, position: Any, padding: Array | None, x: Array) -> tuple[Array, Array]:
+        """Return the outputs for tokens that follow, and a cache after them, as long where `at` is traced."""
+
+    def advance(self, cache: Array, at: Any, position: Any, padding: Array | None, x: Array) -> tuple[Array, Array]:
+        """Return the output of a step and the cache, or a window of one leaf of it, without the tile that is due."""
+
+    def add_tile(self, cache: Array, u: Any, /) -> Array:
+        """Return the cache after the tile that is due at entry u, if one is; the cache is donated."""
+
+    def close_leaf(self, cache: Array, window: Array, u: int, /) -> tuple[Array, Array]:
+        """Return the cache with a window's leaf, which ends at entry u, and its tile, and the window that follows."""
 
 
 @dataclass(frozen=True)

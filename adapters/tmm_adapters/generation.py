@@ -42,7 +42,7 @@ def longest_text(config: TMMConfig) -> float:
 def check_sampling(
     shape: tuple[int, ...],
     max_new_tokens: int,
-    config: TMMConfig,
+    vocab_size: int,
     *,
     temperature: float,
     top_k: int | None,
@@ -61,5 +61,5 @@ def check_sampling(
             f"expected max_new_tokens >= 0, temperature >= 0, top_k >= 1 and 0 < top_p <= 1, got {max_new_tokens=}, "
             f"{temperature=}, {top_k=} and {top_p=}"
         )
-    if stop_token is not None and not 0 <= stop_token < config.vocab_size:
-        raise InputError(f"stop_token {stop_token} is outside the vocabulary of {config.vocab_size} tokens")
+    if stop_token is not None and not 0 <= stop_token < vocab_size:
+        raise InputError(f"stop_token {stop_token} is outside the vocabulary of {vocab_size} tokens")

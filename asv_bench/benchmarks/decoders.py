@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import tmm_core
 from tmm_adapters.torch import MLP, LanguageModel
 from tmm_core import TMMConfig
 
@@ -44,7 +43,7 @@ class JoinedDecoder:
 
     def mix(self, name: str, x: Tensor) -> Tensor:
         """Return a layer's output for the next token, (b, d): the reversed lags times the history, head by head."""
-        lags, bias = self.filters[name]
+        lags, bias, *_ = self.filters[name]
         parts = x[:, None].chunk(len(lags), dim=-1)  # (b, 1, d/h) each
         past = self.histories.get(name)
         joined = [torch.cat(pair, dim=1) for pair in zip(past, parts, strict=True)] if past else list(parts)
@@ -74,10 +73,11 @@ class Text:
 
     def mix(self, *rows: Tensor) -> None:
         """Put tokens, (1, d) each, through the layers' products alone: what they keep grows as by the whole model."""
-        for name, plan in self.plan.layers.items():
-            for x in rows:
-                tmm_core.stream_step(plan, self.state.layers[name], x)
-        self.state.position += len(rows)
+        state = self.state
+        for name, layer in self.plan.layers.items():
+            for i, x in enumerate(rows):
+                _, state.caches[name] = layer.step(state.caches[name], state.at + i, state.position + i, None, x)
+        state.position, state.at = state.position + len(rows), state.at + len(rows)
 
     def mix_to(self, position: int) -> None:
         """Let the layers' products alone take random tokens up to a position."""

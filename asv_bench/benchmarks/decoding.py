@@ -216,8 +216,8 @@ def cache_bytes(case: Decoding, whose: str) -> int:
     if whose == "ours, after a prompt of n/2":
         ids = require("torch").ones(1, case.n // 2, dtype=require("torch").int64)
         text.model.stream_prefill(text.plan, text.state, ids)
-    (state,) = text.state.layers.values()
-    return int(state.tape.nbytes)
+    (cache,) = text.state.caches.values()
+    return int(cache.nbytes)
 
 
 class Decode:

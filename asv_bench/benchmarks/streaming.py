@@ -141,7 +141,7 @@ class Streaming:
     def track_memory(self, tokens: int, heads: int) -> int:
         """Count what the stream holds at its end, inputs and pending outputs of all its times."""
         self.streams.prepare()
-        return int(self.streams.run().tape.nbytes)
+        return int(self.streams.run().cache.nbytes)
 
 
 class StreamingAgainst:

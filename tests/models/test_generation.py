@@ -11,7 +11,7 @@ from support.model_variants import VARIANTS, random_ids, random_params
 from torch import Tensor
 
 from tmm_adapters.torch import ContextFullError, LanguageModel, stream_copy, stream_reorder
-from tmm_adapters.torch.sampling import Chance, draw
+from tmm_adapters.torch.sampling import RowGenerators, sample
 from tmm_core import TMMConfig, lm
 
 HEADS = VARIANTS["heads"]
@@ -245,11 +245,11 @@ def test_draws_have_the_probabilities_of_the_logits():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(11, generator=generator)[None].expand(4000, -1)
     every = {"counts": torch.ones(4000, dtype=torch.bool)}
-    uniform = Chance(torch.Generator().manual_seed(1), 4000, torch.device("cpu")).uniform(0)
+    uniform = RowGenerators(torch.Generator().manual_seed(1), 4000, torch.device("cpu")).uniform(0)
 
     def frequencies(**options: Any) -> Tensor:
         given = {"temperature": 2.0, "top_k": None, "top_p": 1.0, **options}
-        return draw(logits, uniform, **every, **given).bincount(minlength=11) / 4000
+        return sample(logits, uniform, **every, **given).bincount(minlength=11) / 4000
 
     p = (logits[0] / 2).softmax(-1)
     assert torch.allclose(frequencies(), p, atol=0.04)  # five standard deviations
@@ -262,7 +262,7 @@ def test_draws_have_the_probabilities_of_the_logits():
         assert (found[order[count:]] == 0).all()
     limits = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64).repeat_interleave(2000)
     ruled_out = torch.where(torch.arange(11) % 2 == 0, -math.inf, logits)
-    ends = draw(ruled_out, limits, **every, temperature=1.0, top_k=None, top_p=1.0)
+    ends = sample(ruled_out, limits, **every, temperature=1.0, top_k=None, top_p=1.0)
     assert (ends[:2000] == 1).all(), "the first token that is not ruled out"
     assert (ends[2000:] == 9).all(), "and the last"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tmm_adapters.torch import ContextFullError, LanguageModel
-from tmm_adapters.torch.sampling import draw
+from tmm_adapters.torch.sampling import sample
 from tmm_core import TMMConfig
 
 CONFIG = TMMConfig(vocab_size=11, max_len=8, d_model=8, n_layers=2, n_heads=2)
@@ -68,5 +68,5 @@ def test_draws_are_of_tokens_that_are_not_ruled_out(temperature, dtype):
         for top_k, top_p in ((None, 1.0), (1, 1.0), (None, 0.5), (3, 1e-300)):
             uniform = torch.tensor([u], dtype=torch.float64)
             counts = torch.tensor([True])
-            token = draw(logits, uniform, counts=counts, temperature=temperature, top_k=top_k, top_p=top_p)
+            token = sample(logits, uniform, counts=counts, temperature=temperature, top_k=top_k, top_p=top_p)
             assert int(token) in (0, 2)

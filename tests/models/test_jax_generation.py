@@ -1,5 +1,6 @@
 """The JAX model one token at a time: streams that are the forward pass, and texts as the Torch model continues them."""
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.requirements import library_or_skip
 
 from tmm_adapters import jax as model
 from tmm_adapters.jax import generation as jax_generation
+from tmm_adapters.jax import sampling as jax_sampling
 from tmm_adapters.torch import LanguageModel
 from tmm_backends._jax import streaming as steps
 from tmm_core import TMMConfig, lm, mix_tokens, streaming
@@ -83,7 +85,8 @@ def test_a_program_of_ones_own_takes_any_position():
     assert np.asarray(logits[:6, 0]) == pytest.approx(lm.forward(params, ids, FREE)[0, 2:8], abs=1e-12)
     assert np.isnan(logits[6]).all()  # beyond the capacity
     assert int(state.position) == 9
-    another = dataclasses.replace(plan, number=jnp.asarray(plan.number + 1))
+    another = copy.copy(plan)
+    another.number = jnp.asarray(plan.number + 1)
     assert np.isnan(run(another, begun, jnp.asarray(ids[:, 2:].T))[1]).all()  # the state is another plan's
     with pytest.raises(ValueError, match="belongs to another plan"):
         model.stream_step(another, state, ids[:, 0])
@@ -94,7 +97,7 @@ def test_layers_stream_where_positions_are_traced(leaf: int | None):
     """Tiles of every size, and a prompt that follows at a position that the program does not know."""
     rng = np.random.default_rng(0)
     w, x = rng.standard_normal((2, 2, 9)), rng.standard_normal((1, 21, 4))
-    plan = streaming.make_plan(jnp.asarray(w), 20, bias=None, softplus=False, mean=False, backend="numba", leaf=leaf)
+    plan = streaming.stream_plan(jnp.asarray(w), 20, backend="numba", leaf=leaf)
     expected = np.asarray(mix_tokens(w, x))
     advance = jax.jit(lambda state, x: streaming.stream_step(plan, state, x))
     follow = jax.jit(lambda state, x: streaming.stream_prefill(plan, state, x))
@@ -109,20 +112,20 @@ def test_layers_stream_where_positions_are_traced(leaf: int | None):
         found.append(y)
     assert np.stack(found, axis=1)[:, :20] == pytest.approx(expected[:, :20], abs=1e-12)
     assert np.isnan(found[20]).all()
-    assert advance._cache_size() <= 3  # integers, then arrays; and the tape after the prompt
+    assert advance._cache_size() <= 3  # integers, then arrays; and the cache after the prompt
 
 
 def test_steps_compile_nothing_after_the_first_tiles():
-    """The last leaf is cut short by the tape's end."""
+    """The last leaf is cut short by the cache's end."""
     rng = np.random.default_rng(0)
     w, x = rng.standard_normal((1, 40)), rng.standard_normal((1, 33, 2))
-    plan = streaming.make_plan(jnp.asarray(w), 33, bias=None, softplus=False, mean=False, backend="numba", leaf=8)
+    plan = streaming.stream_plan(jnp.asarray(w), 33, backend="numba", leaf=8)
     state = streaming.stream_init(plan, (1,), 2)
     counts, found = [], []
     for t in range(33):
-        tape = state.tape
+        cache = state.cache
         y, state = streaming.stream_step(plan, state, jnp.asarray(x[:, t]))
-        assert tape.is_deleted()  # it was written in place
+        assert cache.is_deleted()  # it was written in place
         counts.append(steps._advance._cache_size() + steps._add_tile._cache_size())
         found.append(y)
     assert counts[7] - counts[6] == 1  # the tile of 8, and so on
@@ -131,7 +134,7 @@ def test_steps_compile_nothing_after_the_first_tiles():
 
 
 def test_an_input_spoils_no_more_than_the_lags_reach():
-    plan = streaming.make_plan(jnp.ones((1, 2)), 9, bias=None, softplus=False, mean=False, backend="numba", leaf=8)
+    plan = streaming.stream_plan(jnp.ones((1, 2)), 9, backend="numba", leaf=8)
     state, found = streaming.stream_init(plan, (), 1), []
     for t in range(5):
         y, state = streaming.stream_step(plan, state, jnp.asarray([jnp.inf if t == 1 else 1.0]))
@@ -207,7 +210,7 @@ def test_bfloat16_streams_as_it_is_applied():
         before, state = model.stream_prefill(plan, model.stream_init(plan, 2), ids[:, :5])
         after, state = model.stream_step(plan, state, ids[:, 5])
     assert before.dtype == after.dtype == jnp.bfloat16
-    assert {tape.dtype for tape in state.tapes.values()} == {jnp.dtype("float32")}
+    assert {cache.dtype for cache in state.caches.values()} == {jnp.dtype("float32")}
     error = np.abs(np.stack([before, after], axis=1).astype("float32") - expected[:, 4:]).max()
     assert error < 2 * 2.0**-7 * np.abs(expected[:, 4:]).max()  # two roundings
 
@@ -234,15 +237,15 @@ def test_the_hottest_texts_leave_out_what_is_ruled_out(temperature: float):
 
 
 def test_tokens_are_drawn_as_their_probabilities_say():
-    sampling = jax_generation.Sampling(greedy=False, top_k=3, nucleus=True, stop_token=None)
+    sampling = jax_sampling.Sampling(greedy=False, top_k=3, nucleus=True, stop_token=None)
     p = np.asarray([0.1, 0.4, 0.05, 0.25, 0.2])
     logits = jnp.asarray(np.log(p)[None].repeat(4000, 0) * 2)
     chance = jnp.asarray((np.arange(4000) + 0.5) / 4000)
-    drawn = np.asarray(jax_generation._drawn(logits, chance, jnp.asarray([2.0, 0.7]), sampling))
+    drawn = np.asarray(jax_sampling.sample(logits, chance, jnp.asarray([2.0, 0.7]), sampling))
     share = np.bincount(drawn, minlength=5) / 4000
     assert share == pytest.approx([0, 0.4 / 0.65, 0, 0.25 / 0.65, 0], abs=1e-3)  # three likeliest, then 0.7 of these
-    every = jax_generation.Sampling(greedy=False, top_k=None, nucleus=False, stop_token=None)
-    share = np.bincount(np.asarray(jax_generation._drawn(logits, chance, jnp.asarray([2.0, 1.0]), every))) / 4000
+    every = jax_sampling.Sampling(greedy=False, top_k=None, nucleus=False, stop_token=None)
+    share = np.bincount(np.asarray(jax_sampling.sample(logits, chance, jnp.asarray([2.0, 1.0]), every))) / 4000
     assert share == pytest.approx(p, abs=1e-3)
 
 
@@ -266,9 +269,9 @@ def test_streams_refuse_what_they_have_no_place_for():
     plan, ids = model.stream_plan(ours, config, 8), random_ids(config, (2, 9))
     with pytest.raises(ValueError, match=r"the stream is full: 0 tokens have come and 9 would follow, with capacity=8"):
         model.stream_prefill(plan, model.stream_init(plan, 2), ids)
-    with pytest.raises(ValueError, match="the stream has 2 rows and there are tokens for 1"):
+    with pytest.raises(ValueError, match=r"tokens must be \(2,\), one for each row"):
         model.stream_step(plan, model.stream_init(plan, 2), ids[0, :1])
-    with pytest.raises(ValueError, match=r"tokens must be \(b,\)"):
+    with pytest.raises(ValueError, match=r"tokens must be \(2,\)"):
         model.stream_step(plan, model.stream_init(plan, 2), ids[:, :1])
     with pytest.raises(ValueError, match="belongs to another plan"):
         model.stream_step(model.stream_plan(ours, config, 7), model.stream_init(plan, 2), ids[:, 0])
@@ -279,11 +282,11 @@ def test_streams_refuse_what_they_have_no_place_for():
     with pytest.raises(ValueError, match="a token or more"):
         model.stream_prefill(plan, model.stream_init(plan, 2), ids[:, :0])
     _, state = model.stream_prefill(plan, model.stream_init(plan, 2), ids[:, :2])
-    with pytest.raises(ValueError, match="attention_mask is for the first tokens of a stream"):
-        model.stream_prefill(plan, state, ids[:, :2], np.ones((2, 2), int))
+    with pytest.raises(ValueError, match="padding comes before a stream's first token, and 2 have come"):
+        model.stream_prefill(plan, state, ids[:, :2], np.asarray([[0, 1], [1, 1]]))
     with pytest.raises(ValueError, match="rows of the batch, 0 to 1"):
         model.stream_reorder(state, np.asarray([2]))
-    with pytest.raises(TypeError, match="indices must be an array of JAX or NumPy, got list"):
+    with pytest.raises(TypeError, match="expected an array, got list"):
         model.stream_reorder(state, [0, 1])
 
 

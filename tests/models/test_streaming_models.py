@@ -8,7 +8,7 @@ from support.model_variants import VARIANTS, random_ids, random_params
 
 from tmm_core import lm
 from tmm_core._arrays import properties as arrays
-from tmm_core.streaming import _tiles
+from tmm_core._definition import streaming as definition
 
 HEADS = VARIANTS["heads"]
 N = 12
@@ -23,7 +23,7 @@ def config(request):
 @pytest.fixture(autouse=True)
 def small_leaf(monkeypatch):
     """Texts of a few tokens then meet tiles."""
-    monkeypatch.setattr(_tiles, "LEAF", 2)
+    monkeypatch.setattr(definition, "LEAF", 2)
 
 
 def begin(config, batch_size=2, capacity=N, params=None):

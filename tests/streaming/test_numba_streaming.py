@@ -12,20 +12,28 @@ from support.numba_oracle import allowed, check_within, normal, widened
 
 import tmm_core
 from tmm_backends._numba import backend, streaming, threads, tiles
+from tmm_core.backend import StreamLayer
 from tmm_core.testing.oracles import dense_product
 
 engine = backend.engine
 
 
-def stream(w, x, *, capacity=None, leaf=None, plan=None):
+def layer_stream(w, capacity, leaf=None):
+    """Return the engine's streams of the filters `(h, m, k)`."""
+    return engine.stream(StreamLayer(w, None, None, tmm_core.causal_toeplitz_matmul, capacity, leaf))
+
+
+def stream(w, x, *, capacity=None, leaf=None, layer=None):
     """Return the outputs of a stream, `(b, n, d)`, each from a call of the engine."""
     rows, n, d = x.shape
-    plan = plan or engine.stream_plan(w, capacity or n, leaf=leaf)
-    tape, y = np.zeros((rows, capacity or n, d), x.dtype), np.empty((n, rows, d), x.dtype)
+    layer = layer or layer_stream(w, capacity or n, leaf)
+    cache, outputs = np.zeros((rows, capacity or n, d), x.dtype), []
     for t in range(n):
-        engine.stream_step(plan, tape, t, np.ascontiguousarray(x[:, t]), y[t])
-    np.testing.assert_array_equal(tape[:, :n], x)
-    return y.swapaxes(0, 1)
+        y, after = layer.step(cache, t, t, None, x[:, t])
+        assert after is cache
+        outputs.append(y)
+    np.testing.assert_array_equal(cache[:, :n], x)
+    return np.stack(outputs, axis=1)
 
 
 def check(y, w, x):
@@ -64,9 +72,9 @@ def test_any_leaf_will_do(heads, kernel_size, d, dtype, leaf):
 
 def test_short_streams_have_no_tiles():
     for capacity in (1, 2, 33, streaming.SHORT):
-        assert engine.stream_plan(normal(0, 1, 1, 5), capacity).leaf >= capacity
-    assert engine.stream_plan(normal(0, 1, 1, 5), streaming.SHORT + 1).leaf == streaming.LEAF
-    assert engine.stream_plan(normal(0, 1, 1, 5), 10**6).leaf == streaming.LEAF
+        assert layer_stream(normal(0, 1, 1, 5), capacity).leaf >= capacity
+    assert layer_stream(normal(0, 1, 1, 5), streaming.SHORT + 1).leaf == streaming.LEAF
+    assert layer_stream(normal(0, 1, 1, 5), 10**6).leaf == streaming.LEAF
 
 
 # Values --------------------------------------------------------------------------------------------------------------
@@ -118,27 +126,25 @@ def test_a_channel_does_not_disturb_another():
 # Plans and threads ---------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_serves_tapes_of_many_shapes_at_once():
+def test_a_plan_serves_caches_of_many_shapes_at_once():
     w = normal(0, 2, 1, 100)
-    plan = engine.stream_plan(w, 100)
+    layer = layer_stream(w, 100)
     xs = [normal(1, 1, 100, 40), normal(2, 3, 100, 6), normal(3, 2, 100, 40), normal(4, 0, 100, 6)]
-    tapes, ys = [np.zeros_like(x) for x in xs], [np.empty_like(x) for x in xs]
+    caches, ys = [np.zeros_like(x) for x in xs], [np.empty_like(x) for x in xs]
     for t in range(100):
-        for x, tape, y in zip(xs, tapes, ys, strict=True):
-            out = np.empty((len(x), x.shape[2]), x.dtype)
-            engine.stream_step(plan, tape, t, x[:, t].copy(), out)
-            y[:, t] = out
+        for x, cache, y in zip(xs, caches, ys, strict=True):
+            y[:, t], _ = layer.step(cache, t, t, None, x[:, t])
     for x, y in zip(xs[:3], ys[:3], strict=True):
         check(y, w, x)
 
 
 def test_inputs_may_be_read_only():
     w, x = normal(0, 1, 1, 70), normal(1, 1, 70, 20)
-    plan, tape, y = engine.stream_plan(w, 70), np.zeros_like(x), np.empty_like(x)
+    layer, cache, y = layer_stream(w, 70), np.zeros_like(x), np.empty_like(x)
     for t in range(70):
         token = x[:, t].copy()
         token.flags.writeable = False
-        engine.stream_step(plan, tape, t, token, y[:, t])
+        y[:, t], _ = layer.step(cache, t, t, None, token)
     check(y, w, x)
 
 
@@ -171,14 +177,14 @@ def test_the_same_bits_for_any_number_of_threads(heads, kernel_size, threaded):
 
 def test_streams_of_one_plan_in_many_threads_do_not_disturb_each_other():
     w = normal(0, 1, 1, 1000)
-    plan = engine.stream_plan(w, 1000)
+    layer = layer_stream(w, 1000)
     xs = [normal(i, 1, 1000, 512) for i in range(6)] + [normal(i, 1 + i, 1000, 16 + i) for i in range(2)]
     expected = [stream(w, x) for x in xs]
     together = threading.Barrier(len(xs))
 
     def call(x):
         together.wait(timeout=30)
-        return stream(w, x, plan=plan)
+        return stream(w, x, layer=layer)
 
     with ThreadPoolExecutor(len(xs)) as pool:
         for found, right in zip(pool.map(call, xs), expected, strict=True):
@@ -186,11 +192,11 @@ def test_streams_of_one_plan_in_many_threads_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize("n", [1, 100, 10000])
-def test_tapes_are_zeros_at_a_cache_line(n):
+def test_caches_are_zeros_at_a_cache_line(n):
     """Also those in pages of their own, from 4 MiB on."""
-    tape = engine.stream_tape((2, n, 100), np.dtype(np.float32))
-    assert (tape.shape, tape.dtype) == ((2, n, 100), np.float32)
-    assert tape.flags.c_contiguous
-    assert tape.flags.writeable
-    assert tape.ctypes.data % 64 == 0
-    assert not tape.any()
+    cache = layer_stream(normal(0, 1, 1, 5), n).new_cache(2, n, 100)
+    assert (cache.shape, cache.dtype) == ((2, n, 100), np.float32)
+    assert cache.flags.c_contiguous
+    assert cache.flags.writeable
+    assert cache.ctypes.data % 64 == 0
+    assert not cache.any()

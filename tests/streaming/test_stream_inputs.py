@@ -70,7 +70,7 @@ def test_tensors_without_values_here_are_refused_and_change_nothing(backend):
     w, x = torch.from_numpy(random(2, 4)), torch.from_numpy(random(2, 4))
     plan = tmm_core.stream_plan(w, N, backend=backend)
     state = tmm_core.stream_init(plan, (2,), 4)
-    tape = state.tape
+    cache = state.cache
 
     def step(x):
         return tmm_core.stream_step(plan, state, x)[0]
@@ -89,9 +89,9 @@ def test_tensors_without_values_here_are_refused_and_change_nothing(backend):
             torch.func.jvp(take, (x,), (x,))
         with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match="no derivatives and no vmap"):
             take(torch.autograd.forward_ad.make_dual(x, x))
-        assert state.tape is tape
+        assert state.cache is cache
         assert state.position == 0
-        assert not tape.any()
+        assert not cache.any()
     with torch.autograd.forward_ad.dual_level():
         step(x)
 

@@ -24,7 +24,7 @@ from .._arrays import exchange
 from .._arrays.exchange import Array
 from .._arrays.properties import result_dtype_name
 from .._definition import toeplitz
-from ..backend import Backend, Bridge, Engine, Operation, Request, Streamer
+from ..backend import Backend, Bridge, Engine, LayerStream, Operation, Request, Streamer, StreamLayer
 from ..errors import InputError, NotFoundError
 
 __all__ = [
@@ -67,6 +67,10 @@ class Definition:
         if self.name == "numpy" and request.device != "cpu":
             return f"NumPy computes on the CPU, and the arrays are on {request.device!r}"
         return None
+
+    def stream(self, layer: StreamLayer) -> LayerStream:
+        """Return the streams of a layer by the definition."""
+        return LayerStream(layer)
 
 
 # The engines that `auto` tries for arrays of a library, fastest first; the definition serves what is left.
@@ -227,15 +231,20 @@ def chosen_backend(backend: str | None = None) -> str:
     return backend if backend is not None else blocks[-1][1] if blocks else _environment_choice()
 
 
-def choose_streamer(name: str, library: str, request: Request) -> Engine | None:
-    """Return the engine that streams arrays of a library, None where the definition does."""
-    if library == "dask":  # its arrays have no memory yet that an engine could step in
-        return None
+def choose_streamer(name: str, library: str, request: Request) -> Streamer:
+    """Return the engine that streams arrays of a library: the chosen one, else the fastest that can."""
+    if library == "dask" and name == "auto":  # its arrays have no memory that an engine could step in
+        name = "array_api"
     if name != "auto":
         engine = choose_engine(name, library, request)
-        return engine if isinstance(engine, Streamer) else None
-    able = (engine for engine in _fastest_engines(library) if isinstance(engine, Streamer))
-    return next((engine for engine in able if engine.unsupported(request) is None), None)
+        if isinstance(engine, Streamer) and (library != "dask" or name == "array_api"):
+            return engine
+        why = "Dask's arrays have no memory to step in" if library == "dask" else "its engine is no Streamer"
+        raise InputError(f"backend {name!r} cannot stream {library} arrays: {why}; choose 'auto' or 'array_api'")
+    for engine in _fastest_engines(library):
+        if isinstance(engine, Streamer) and engine.unsupported(request) is None:
+            return engine
+    return choose_streamer("array_api", library, request)
 
 
 def choose_engine(backend: str | None, library: str, request: Request) -> Engine:

@@ -1,29 +1,25 @@
-"""The language model one token at a time, in array-API calls; public through `tmm_core.lm`."""
+"""Language models one token at a time, whatever framework computes them; public through `tmm_core.lm`."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import device_of, nan_where, values_within_reach
+from .._arrays.exchange import Array, is_traced, namespace_of
+from .._arrays.properties import nan_where, values_within_reach
+from .._definition.streaming import indices_like, no_room, other_plan
 from .._dispatch.checks import check_count
 from ..config import TMMConfig
-from ..errors import InputError
-from ..streaming import StreamPlan, StreamState
-from ..streaming import stream_init as init_layer
-from ..streaming import stream_plan as plan_layer
-from ..streaming import stream_prefill as prefill_layer
-from ..streaming import stream_reorder as reorder_layer
-from ..streaming import stream_step as step_layer
-from ..streaming._refusals import no_room, other_plan
+from ..errors import InputError, InputTypeError
 from . import model as lm
-from .documents import documents_of, refused_rows
+from .documents import documents_of, left_padded, refused_rows
 from .parameters import check_params
+from .plans import DecodingPlan, DecodingState, Filter, Mix
 
 __all__ = [
-    "DecodingPlan",
-    "DecodingState",
+    "filters_of",
+    "prefill_padded",
     "stream_copy",
     "stream_init",
     "stream_plan",
@@ -33,59 +29,37 @@ __all__ = [
 ]
 
 
-class DecodingPlan:
-    """A model ready to be streamed: its parameters, and a plan for each of its token-mixing layers.
+@dataclass(frozen=True)
+class _ParamsModel:
+    """The model of `lm.forward`."""
 
-    Made by `lm.stream_plan`, shared by all its streams.
+    params: lm.Params
+    config: TMMConfig
 
-    Attributes
-    ----------
-    params, config
-        The model.
-    capacity : int
-        Tokens that a text can have, its prompt included.
-    layers : dict of StreamPlan
-        By the names of the layers' lags.
-    """
+    def filters(self) -> dict[str, Filter]:
+        """Return the filters by the names of their lags."""
+        return filters_of(self.params, self.config)
 
-    def __init__(self, params: lm.Params, config: TMMConfig, capacity: int, layers: dict[str, StreamPlan]) -> None:
-        """Keep the model and its layers' plans."""
-        self.params = params
-        self.config = config
-        self.capacity = capacity
-        self.layers = layers
+    def residual_stream(self, input_ids: Array, *, mix: Mix) -> Array:
+        """Return what comes out of the last block."""
+        return lm.blocks(self.params, input_ids, self.config, mix)
+
+    def logits_of(self, x: Array) -> Array:
+        """Return the logits of what comes out of the last block."""
+        return lm.logits_of(self.params, x, self.config)
+
+    def checked_tokens(self, input_ids: Array, attention_mask: Array | None, /) -> tuple[Array, Array | None]:
+        """Return tokens as integers of the library."""
+        return lm.as_ids(namespace_of(input_ids, attention_mask), input_ids, "token"), attention_mask
 
 
-class DecodingState:
-    """One stream of a batch of texts, begun by `lm.stream_init`; consumed by each prefill and step.
-
-    Attributes
-    ----------
-    plan : DecodingPlan
-        Shared, never copied.
-    batch_size : int
-        Texts that are streamed together.
-    layers : dict of StreamState
-        By the names of the layers' lags.
-    position : int
-        Tokens that have come, padding included.
-    """
-
-    def __init__(self, plan: DecodingPlan, batch_size: int, layers: dict[str, StreamState], position: int = 0) -> None:
-        """Keep the layers' streams."""
-        self.plan = plan
-        self.batch_size = batch_size
-        self.layers = layers
-        self.position = position
-
-    def __copy__(self) -> DecodingState:
-        """Return a stream that goes on by itself from where this one is; the plan is shared."""
-        layers = {name: copy.copy(layer) for name, layer in self.layers.items()}
-        return DecodingState(self.plan, self.batch_size, layers, self.position)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> DecodingState:
-        """Return the same."""
-        return self.__copy__()
+def filters_of(params: Mapping[str, Array], config: TMMConfig) -> dict[str, Filter]:
+    """Return the filters of a model's parameters by the names of their lags."""
+    return {
+        name: Filter(p, params.get(lm.bias_of(name)), config.d_model, config.softplus, config.mean)
+        for name, p in params.items()
+        if name.endswith((".mix.lags", ".mix.lags2"))
+    }
 
 
 def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend: str | None = None) -> DecodingPlan:
@@ -106,11 +80,12 @@ def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend:
     Raises
     ------
     TypeError, ValueError, LookupError
-        As `forward`; and if `capacity` is no integer of at least 1.
+        As `forward`; if `capacity` is no integer of at least 1; and if the backend cannot be had or cannot stream.
 
     Notes
     -----
-    Cost and error are those of `tmm_core.stream_plan` in each layer.
+    Cost and error are those of `tmm_core.stream_plan` in each layer. Other models are streamed by
+    `DecodingPlan(model, capacity)`, where `model` is a `StreamedModel`.
 
     Examples
     --------
@@ -123,15 +98,8 @@ def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend:
     >>> np.allclose(logits, lm.forward(params, np.asarray([[1, 4, 2]]), config)[:, -1], atol=1e-6)
     True
     """
-    capacity = check_count("capacity", capacity, 1)
     check_params(params, config)
-    options: dict[str, Any] = {"softplus": config.softplus, "mean": config.mean, "backend": backend}
-    layers = {
-        name: plan_layer(params[name], capacity, bias=params.get(lm.bias_of(name)), **options)
-        for name in params
-        if name.endswith((".mix.lags", ".mix.lags2"))
-    }
-    return DecodingPlan(params, config, capacity, layers)
+    return DecodingPlan(_ParamsModel(params, config), capacity, backend=backend)
 
 
 def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
@@ -153,17 +121,17 @@ def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
     ------
     TypeError, ValueError
         If `batch_size` is no integer of at least 0.
-    LookupError, ValueError
-        If the plan's backend cannot be had, or cannot serve the parameters.
 
     Notes
     -----
-    O(batch_size * capacity * d_model) memory a layer.
+    O(batch_size * capacity * channels) memory a layer.
     """
-    batch_size = check_count("batch_size", batch_size, 0)
-    d, dtype = plan.config.d_model, plan.params["embed.weight"].dtype
-    layers = {name: init_layer(layer, (batch_size,), d, dtype=dtype) for name, layer in plan.layers.items()}
-    return DecodingState(plan, batch_size, layers)
+    rows = check_count("batch_size", batch_size, 0)
+    caches = {
+        name: layer.new_cache(rows, plan.length_of(layer, plan.capacity), plan.channels[name])
+        for name, layer in plan.layers.items()
+    }
+    return DecodingState(rows, caches, plan=(plan.number, plan.capacity, plan.positions))
 
 
 def stream_prefill(
@@ -180,8 +148,8 @@ def stream_prefill(
     input_ids : array of integers, (b, n)
         One token or more: a prompt, or what follows in a conversation.
     attention_mask : array of booleans or numbers, (b, n), optional
-        1 for a token and 0 for padding, before the tokens or after them; only for the first tokens of a stream. Rows
-        are moved so that they end together.
+        1 for a token and 0 for padding, before the tokens or after them; padding only with the first tokens of a
+        stream. Rows are moved so that they end together.
 
     Returns
     -------
@@ -193,8 +161,8 @@ def stream_prefill(
     Raises
     ------
     TypeError, ValueError
-        As `forward`; and if the state is another plan's or batch's, the tokens exceed the capacity, or there is
-        padding after the first tokens. In traced code a bad mask makes the logits NaN.
+        As the model's forward pass; and if the state is another plan's or batch's, the tokens exceed the capacity or
+        the position bias, or there is padding after the first tokens. Where only traced values tell, logits are NaN.
 
     Examples
     --------
@@ -206,51 +174,41 @@ def stream_prefill(
     >>> logits.shape
     (2, 5)
     """
-    if state.plan is not plan:
-        raise other_plan()
-    xp = namespace_of(input_ids, attention_mask)
+    input_ids, attention_mask = plan.model.checked_tokens(input_ids, attention_mask)
     if input_ids.ndim != 2 or input_ids.shape[0] != state.batch_size or input_ids.shape[1] == 0:
         raise InputError(
             f"input_ids must be ({state.batch_size}, n) with a token or more, for the stream's batch, and has the "
             f"shape {tuple(input_ids.shape)}: begin with the end-of-text token where there is no prompt"
         )
-    input_ids = lm.as_ids(xp, input_ids, "token")
     padding, refused = None, None
     if attention_mask is not None:
         documents = documents_of(input_ids, attention_mask, None, wait=True)
         refused = None if values_within_reach(documents) else refused_rows(documents)
-        input_ids, padding = ended_together(input_ids, attention_mask)
-    _check_room(plan, state, input_ids.shape[1])
-    layers = state.layers
-
-    def mix(name: str, x: Array) -> Array:
-        y, layers[name] = prefill_layer(plan.layers[name], layers[name], x, padding=padding)
-        return y
-
-    x = lm.blocks(plan.params, input_ids, plan.config, mix)
-    state.position += int(input_ids.shape[1])
-    logits = lm.logits_of(plan.params, x[:, -1, :], plan.config)
+        input_ids, padding = left_padded(input_ids, attention_mask)
+    logits, state = prefill_padded(plan, state, input_ids, padding)
     return logits if refused is None else nan_where(refused, logits), state
 
 
-def ended_together(ids: Array, mask: Array) -> tuple[Array, Array | None]:
-    """Return the tokens with all padding before them, none that all rows have, and how much each row has of it."""
-    xp = namespace_of(ids, mask)
-    batch, n = ids.shape
-    token = xp.astype(xp.astype(mask, xp.bool), ids.dtype)
-    padding = n - xp.sum(token, axis=-1)  # (b,)
-    after = xp.sum(xp.astype(xp.cumulative_sum(xp.flip(token, axis=-1), axis=-1) == 0, ids.dtype), axis=-1)
-    times = xp.arange(n, dtype=ids.dtype, device=device_of(ids))
-    rows = xp.arange(batch, dtype=ids.dtype, device=device_of(ids))[:, None]
-    source = xp.remainder(times - after[:, None], n)
-    moved = xp.reshape(xp.take(xp.reshape(ids, (-1,)), xp.reshape(source + n * rows, (-1,))), (batch, n))
-    moved = xp.where(times >= padding[:, None], moved, xp.zeros_like(moved))  # padding may hold no token at all
-    if values_within_reach(padding):
-        common = int(xp.min(padding)) if batch else 0
-        moved, padding = moved[:, common:], padding - common
-        if not bool(xp.any(padding > 0)):
-            return moved, None
-    return moved, padding
+def prefill_padded(
+    plan: DecodingPlan, state: DecodingState, input_ids: Array, padding: Array | None
+) -> tuple[Array, DecodingState]:
+    """Return the logits after tokens that were checked and end together, and the stream after them."""
+    count, begins = int(input_ids.shape[1]), not is_traced(state.position) and state.position == 0
+    if padding is not None and not begins:
+        raise InputError(
+            f"padding comes before a stream's first token, and {state.position} have come: pass no attention_mask"
+        )
+    end = state.end_after(padding) if begins else state.end
+    wrong = _refused(plan, state, count, end)
+    if begins:
+        cache = next(iter(state.caches.values()), None)
+        padding = padding if padding is None or cache is None else indices_like(padding, cache)
+        logits, state.caches = plan.begin(input_ids, padding, plan.capacity - count)
+        state.padding, state.end = padding, end
+    else:
+        logits, state.caches = plan.resume(state.caches, state.at, state.position, state.padding, input_ids)
+    state.position, state.at = state.position + count, 0
+    return logits if wrong is False else nan_where(wrong, logits), state
 
 
 def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
@@ -268,7 +226,7 @@ def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tupl
     Returns
     -------
     logits : array, (b, vocab_size)
-        What `forward` returns at this position.
+        What the model's forward pass returns at this position.
     state : DecodingState
         The stream after the tokens.
 
@@ -288,30 +246,21 @@ def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tupl
     >>> logits.shape, state.position
     ((1, 5), 3)
     """
-    if state.plan is not plan:
-        raise other_plan()
-    xp = namespace_of(tokens)
+    tokens, _ = plan.model.checked_tokens(tokens, None)
     if tuple(tokens.shape) != (state.batch_size,):
         raise InputError(
             f"tokens must be ({state.batch_size},), one for each row of the stream, and have the shape "
             f"{tuple(tokens.shape)}"
         )
-    tokens = lm.as_ids(xp, tokens, "token")
-    _check_room(plan, state, 1)
-    layers = state.layers
-
-    def mix(name: str, x: Array) -> Array:
-        y, layers[name] = step_layer(plan.layers[name], layers[name], x)
-        return y
-
-    logits = lm.logits_of(plan.params, lm.blocks(plan.params, tokens, plan.config, mix), plan.config)
-    state.position += 1
-    return logits, state
+    wrong = _refused(plan, state, 1, state.end)
+    logits, state.caches = plan.step(state.caches, state.at, state.position, state.padding, tokens)
+    state.position, state.at = state.position + 1, state.at + 1
+    return logits if wrong is False else nan_where(wrong, logits), state
 
 
 def stream_copy(state: DecodingState) -> DecodingState:
     """Return a stream that goes on by itself from where this one is; the plan is shared."""
-    return copy.copy(state)
+    return state.__copy__()
 
 
 def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
@@ -332,7 +281,7 @@ def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
     Raises
     ------
     TypeError
-        If indices are no integers of the parameters' library.
+        If indices are no array of integers.
     ValueError
         If there is no such row, or the shape is another.
 
@@ -344,14 +293,33 @@ def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
     >>> stream_reorder(stream_init(plan, 2), np.asarray([1, 1, 0])).batch_size
     3
     """
-    namespace_of(indices)  # refuses what is no array
+    xp = namespace_of(indices)  # refuses what is no array
+    if not xp.isdtype(indices.dtype, "integral"):
+        raise InputTypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
     if indices.ndim != 1:
         raise InputError(f"indices must be (b,), rows of the batch, and have the shape {tuple(indices.shape)}")
-    layers = {name: reorder_layer(layer, indices) for name, layer in state.layers.items()}
-    return DecodingState(state.plan, int(indices.shape[0]), layers, state.position)
+    outside = xp.any((indices < 0) | (indices >= state.batch_size))
+    if values_within_reach(outside) and bool(outside):
+        raise InputError(f"indices must be rows of the batch, 0 to {state.batch_size - 1}")
+
+    def rows(a: Array) -> Array:
+        return namespace_of(a).take(a, indices_like(indices, a), axis=0)
+
+    padding = None if state.padding is None else rows(state.padding)
+    end = state.end if is_traced(state.end) else None  # fewer rows may go on for longer: known outside programs only
+    caches = {name: rows(cache) for name, cache in state.caches.items()}
+    return state.with_rows(int(indices.shape[0]), caches, padding, end)
 
 
-def _check_room(plan: DecodingPlan, state: DecodingState, count: int) -> None:
-    """Refuse more tokens than there is place for, also where no layer would."""
-    if state.position + count > plan.capacity:
-        raise no_room(state.position, count, plan.capacity)
+def _refused(plan: DecodingPlan, state: DecodingState, count: int, end: int) -> Any:
+    """Refuse another plan's stream and more tokens than there is place for; where values are traced, return which."""
+    wrong: Any = False
+    if is_traced(other := plan.number != state.number):
+        wrong = other
+    elif other:
+        raise other_plan()
+    if is_traced(full := state.position + count > end):
+        wrong = wrong | full
+    elif full:
+        raise no_room(int(state.position), count, state.capacity, state.positions)
+    return wrong

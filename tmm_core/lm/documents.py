@@ -6,11 +6,11 @@ from collections.abc import Callable
 from types import ModuleType
 
 from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import values_known, values_within_reach
+from .._arrays.properties import device_of, values_known, values_within_reach
 from .._dispatch.compilation import one_operation
 from ..errors import InputError, InputTypeError
 
-__all__ = ["IGNORED", "documents_of", "foretold_by", "refused_rows"]
+__all__ = ["IGNORED", "documents_of", "left_padded", "next_token_targets", "refused_rows", "targets_of"]
 
 IGNORED = -100
 """The label of a token that the loss passes over."""
@@ -85,6 +85,41 @@ def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array
     return xp.where(wrong[..., None], xp.full_like(documents, _REFUSED), documents)
 
 
+def left_padded(ids: Array, mask: Array) -> tuple[Array, Array | None]:
+    """Return the tokens with all padding before them, none that all rows have, and how much each row has of it.
+
+    Parameters
+    ----------
+    ids : array of integers, (b, n)
+        Tokens.
+    mask : array, (b, n)
+        1 for a token and 0 for padding, before the tokens or after them.
+
+    Returns
+    -------
+    ids : array of integers, (b, m)
+        Rows that end together, with token 0 for padding; m is n in traced code.
+    padding : array of integers, (b,), or None
+        None where it is known that there is none.
+    """
+    xp = namespace_of(ids, mask)
+    batch, n = ids.shape
+    token = xp.astype(xp.astype(mask, xp.bool), ids.dtype)
+    padding = n - xp.sum(token, axis=-1)  # (b,)
+    after = xp.sum(xp.astype(xp.cumulative_sum(xp.flip(token, axis=-1), axis=-1) == 0, ids.dtype), axis=-1)
+    times = xp.arange(n, dtype=ids.dtype, device=device_of(ids))
+    rows = xp.arange(batch, dtype=ids.dtype, device=device_of(ids))[:, None]
+    source = xp.remainder(times - after[:, None], n)
+    moved = xp.reshape(xp.take(xp.reshape(ids, (-1,)), xp.reshape(source + n * rows, (-1,))), (batch, n))
+    moved = xp.where(times >= padding[:, None], moved, xp.zeros_like(moved))  # padding may hold no token at all
+    if values_within_reach(padding):
+        common = int(xp.min(padding)) if batch else 0
+        moved, padding = moved[:, common:], padding - common
+        if not bool(xp.any(padding > 0)):
+            return moved, None
+    return moved, padding
+
+
 def refused_rows(documents: Array | None) -> Array | None:
     """Return, of shape (..., 1), which rows must become NaN, or None where it is known that none must."""
     if documents is None or values_known(documents):
@@ -93,8 +128,8 @@ def refused_rows(documents: Array | None) -> Array | None:
 
 
 @one_operation
-def foretold_by(labels: Array, documents: Array | None) -> Array:
-    """Return what each position foretells, (..., n), given the tokens themselves as labels.
+def next_token_targets(labels: Array, documents: Array | None) -> Array:
+    """Return the target of each position, (..., n), given the tokens themselves as labels.
 
     That is the label of the next position, or -100 if there is none, or it is of another document or padding.
     """
@@ -103,6 +138,38 @@ def foretold_by(labels: Array, documents: Array | None) -> Array:
     if documents is not None:
         following = xp.where(documents[..., 1:] == documents[..., :-1], following, xp.full_like(following, IGNORED))
     return xp.concat([following, xp.full_like(labels[..., :1], IGNORED)], axis=-1)
+
+
+def targets_of(input_ids: Array, labels: Array | None, targets: Array | None, documents: Array | None) -> Array | None:
+    """Return the next-token targets, (..., n), that a loss is told by one of two names; None for neither.
+
+    Parameters
+    ----------
+    input_ids : array, (..., n)
+        Tokens; only their shape matters.
+    labels : array of integers, (..., n), or None
+        The tokens to predict, which are shifted by `next_token_targets`; the logits are not, which would copy them.
+    targets : array of integers, (..., n), or None
+        What each position predicts, as it is.
+    documents : array, (..., n), or None
+        As `documents_of` numbers them.
+
+    Raises
+    ------
+    ValueError
+        If both are given, their shape is not that of `input_ids`, or labels have fewer than two positions.
+    """
+    if labels is not None and targets is not None:
+        raise InputError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
+    name, given = ("targets", targets) if labels is None else ("labels", labels)
+    if given is None:
+        return None
+    if tuple(given.shape) != tuple(input_ids.shape) or (labels is not None and given.shape[-1] < 2):
+        more = ", with two positions or more" if labels is not None else ""
+        raise InputError(
+            f"{name} must have the shape of input_ids{more}: got {tuple(given.shape)} and {tuple(input_ids.shape)}"
+        )
+    return given if labels is None else next_token_targets(labels, documents)
 
 
 def _wrong_mask(xp: ModuleType, mask: Array, token: Array, integer: object, look: Callable[[Array], bool]) -> Array:

@@ -7,7 +7,7 @@ the safetensors file. In float64 NumPy this is the oracle of the trainable model
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 
 from .._arrays.exchange import Array, namespace_of
@@ -16,8 +16,9 @@ from .._definition.toeplitz import quiet
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
 from ..mixing import float32_at_least, mix_tokens
-from .documents import IGNORED, documents_of, foretold_by, refused_rows
+from .documents import IGNORED, documents_of, refused_rows, targets_of
 from .parameters import check_params
+from .plans import Mix
 
 __all__ = ["bias_of", "forward", "loss"]
 
@@ -115,10 +116,10 @@ def loss(
     params, input_ids, config, attention_mask, segment_ids, backend
         As in `forward`.
     labels : array of integers, of the shape of `input_ids`, optional
-        The tokens to foretell, `input_ids` unless given; position t foretells `labels[..., t + 1]`. Labels of -100 do
+        The tokens to predict, `input_ids` unless given; position t predicts `labels[..., t + 1]`. Labels of -100 do
         not count, nor does padding, nor a label of another document than t.
     targets : array of integers, of the shape of `input_ids`, optional
-        In place of labels: what each position foretells, all of which count but those of -100.
+        In place of labels: what each position predicts, all of which count but those of -100.
 
     Returns
     -------
@@ -129,7 +130,7 @@ def loss(
     ------
     TypeError, ValueError
         As `forward`, for labels as for tokens; and if their shapes differ, both labels and targets are given, or there
-        is no position to foretell.
+        is no position to predict.
 
     Notes
     -----
@@ -143,33 +144,23 @@ def loss(
     1.3862943649291992
     """
     xp = namespace_of(input_ids, labels, targets)
-    if labels is not None and targets is not None:
-        raise InputError(
-            "labels and targets are both given: give labels, which are shifted here, or targets as shifted"
-        )
     documents = documents_of(input_ids, attention_mask, segment_ids)
-    foretold = _shifted(xp, input_ids, labels, documents) if targets is None else as_ids(xp, targets, "target")
-    if tuple(foretold.shape) != tuple(input_ids.shape):
-        raise InputError(
-            f"targets must have the shape of input_ids: got {tuple(foretold.shape)} and {tuple(input_ids.shape)}"
-        )
+    labels = input_ids if labels is None and targets is None else labels
+    labels, targets = (None if a is None else as_ids(xp, a, "label") for a in (labels, targets))
+    wanted: Array = targets_of(input_ids, labels, targets, documents)
     logits = forward(params, input_ids, config, attention_mask=attention_mask, segment_ids=segment_ids, backend=backend)
     logits = float32_at_least(xp, logits)
-    counts = foretold != IGNORED
-    known = _in_vocabulary(xp, xp.where(counts, foretold, xp.zeros_like(foretold)), config.vocab_size, "label")
+    counts = wanted != IGNORED
+    known = _in_vocabulary(xp, xp.where(counts, wanted, xp.zeros_like(wanted)), config.vocab_size, "label")
     top = xp.max(logits, axis=-1, keepdims=True)
     log_total = xp.log(xp.sum(xp.exp(logits - top), axis=-1)) + top[..., 0]
     ids = xp.cumulative_sum(xp.ones_like(logits[..., :1, :]), axis=-1) - 1  # 0, 1, … on the right device
-    hit = xp.astype(ids, foretold.dtype) == foretold[..., None]
+    hit = xp.astype(ids, wanted.dtype) == wanted[..., None]
     chosen = xp.sum(xp.where(hit, logits, xp.zeros_like(logits)), axis=-1)
     nats = xp.where(known, log_total - chosen, xp.full_like(chosen, math.nan))
     nats = xp.where(counts, nats, xp.zeros_like(nats))
     with quiet():  # NaN where nothing counts
         return xp.sum(nats) / xp.sum(xp.astype(counts, nats.dtype))
-
-
-Mix = Callable[[str, Array], Array]
-"""What mixes the tokens of a layer, given the name of its lags."""
 
 
 def blocks(params: Params, input_ids: Array, config: TMMConfig, mix: Mix) -> Array:
@@ -200,18 +191,6 @@ def logits_of(params: Params, x: Array, config: TMMConfig) -> Array:
 def bias_of(name: str) -> str:
     """Return the name of the position bias that goes with lags."""
     return name.replace(".mix.lags", ".mix.bias")
-
-
-def _shifted(xp: ModuleType, input_ids: Array, labels: Array | None, documents: Array | None) -> Array:
-    """Return what each position foretells, (..., n), refused where there is no such position."""
-    labels = as_ids(xp, input_ids if labels is None else labels, "label")
-    if tuple(labels.shape) != tuple(input_ids.shape) or input_ids.shape[-1] < 2:
-        raise InputError(
-            f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
-            f"and {tuple(input_ids.shape)}"
-        )
-    foretold: Array = foretold_by(labels, documents)
-    return foretold
 
 
 def _embed(xp: ModuleType, table: Array, ids: Array) -> Array:

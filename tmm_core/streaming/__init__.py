@@ -6,16 +6,16 @@ import copy
 import math
 from typing import Any
 
+import array_api_compat as compat
+
 from .._arrays.exchange import Array, is_traced, namespace_of
 from .._arrays.properties import as_integers, device_of, is_real, result_dtype_name, values_within_reach
+from .._definition.streaming import StreamState, other_plan
 from .._dispatch import registry
 from .._dispatch.checks import check_count, check_filter, check_heads, together
 from ..errors import InputError, InputTypeError
 from ..mixing import check_bias_heads, lags_of, running_sums
 from ._plans import StreamPlan
-from ._refusals import other_plan
-from ._states import StreamState, least_of
-from ._steps import detached
 
 __all__ = [
     "StreamPlan",
@@ -38,6 +38,7 @@ def stream_plan(
     softplus: bool = False,
     mean: bool = False,
     backend: str | None = None,
+    leaf: int | None = None,
 ) -> StreamPlan:
     """Prepare to stream a token-mixing layer: what `mix_tokens` returns, one token at a time.
 
@@ -53,6 +54,9 @@ def stream_plan(
         As in `mix_tokens`.
     backend : str, optional
         Who computes; the choice is made here and stays.
+    leaf : int, optional
+        A power of two: inputs since the last multiple of it are summed directly, older ones by transforms. The engine
+        takes the one that is fastest unless given.
 
     Returns
     -------
@@ -88,34 +92,27 @@ def stream_plan(
     >>> y
     array([123.])
     """
-    return make_plan(w, capacity, bias=bias, softplus=softplus, mean=mean, backend=backend)
-
-
-def make_plan(
-    w: Array,
-    capacity: int,
-    *,
-    bias: Array | None,
-    softplus: bool,
-    mean: bool,
-    backend: str | None,
-    leaf: int | None = None,
-) -> StreamPlan:
-    """Return a plan; `leaf`, a power of two, takes the place of the one that is fastest, for tests."""
     capacity = check_count("capacity", capacity, 1)
+    if leaf is not None and check_count("leaf", leaf, 1).bit_count() != 1:
+        raise InputError(f"leaf must be a power of two, not {leaf}")
     xp, (w, bias) = together(w=w, bias=bias)
     result_dtype_name(*(a for a in (w, bias) if a is not None))
     check_filter("w", w, (1, 2, 3))
     heads, dtype = int(w.shape[0]) if w.ndim > 1 else 1, w.dtype
     if bias is not None:
         check_bias_heads(w, bias)
-        bias = _table(xp, xp.reshape(detached(bias), (heads, bias.shape[-1]))[:, : min(capacity, bias.shape[-1])])
-    w = lags_of(xp, detached(w), softplus=softplus, mean=mean)
+        bias = _table(xp, xp.reshape(_detached(bias), (heads, bias.shape[-1]))[:, : min(capacity, bias.shape[-1])])
+    w = lags_of(xp, _detached(w), softplus=softplus, mean=mean)
     sums = _table(xp, running_sums(xp, w, heads, capacity)) if mean else None
     lags = xp.reshape(w, (heads, w.shape[1] if w.ndim == 3 else 1, w.shape[-1]))
     lags = xp.asarray(lags[..., : min(capacity, w.shape[-1])], copy=True)
     backend = registry.chosen_backend(backend)
     return StreamPlan(lags, sums, bias, dtype=dtype, capacity=capacity, backend=backend, leaf=leaf)
+
+
+def _detached(a: Array) -> Array:
+    """Return an array that no gradients are kept for."""
+    return a.detach() if compat.is_torch_array(a) else a
 
 
 def _table(xp: Any, by_head: Array) -> Array:
@@ -156,7 +153,7 @@ def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dt
     Examples
     --------
     >>> import numpy as np
-    >>> stream_init(stream_plan(np.ones(3), 8), (2,), 4).tape.shape
+    >>> stream_init(stream_plan(np.ones(3), 8), (2,), 4).cache.shape
     (2, 8, 4)
     """
     d = check_count("d", d, 1)
@@ -167,8 +164,7 @@ def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dt
     result_dtype_name(sample)
     if plan.complex and is_real(sample):
         raise InputTypeError("w and bias must be real where x is: make the stream with a complex dtype")
-    steps = plan.steps(sample.dtype)
-    return steps.begin(plan, (*batch, d), steps.new_tape((math.prod(batch), d), plan.capacity))
+    return plan.stepper(sample.dtype).begin((*batch, d), math.prod(batch))
 
 
 def stream_prefill(
@@ -217,6 +213,8 @@ def stream_prefill(
     """
     if state.plan is not plan:
         raise other_plan()
+    if state.steps.recording():
+        raise InputError("a compiled program does not see the place of a stream: take prompts uncompiled")
     batch, d = state.shape[:-1], state.shape[-1]
     n = x.shape[-2] if getattr(x, "ndim", 0) >= 2 else 0
     x = state.steps.received(x, (*batch, n, d))
@@ -224,8 +222,6 @@ def stream_prefill(
         raise InputError("x must have one token or more, (*batch, p, d): begin a stream without a prompt by a step")
     if padding is not None:
         padding = _check_padding(state, x, padding)
-    if not is_traced(state.position) and state.at + n > min(state.end + least_of(padding), state.tape.shape[1]):
-        raise state.steps.no_room(state.position, n)
     return state.steps.prefill(state, x, padding), state
 
 
@@ -345,7 +341,4 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     outside = xp.any((indices < 0) | (indices >= count))
     if values_within_reach(outside) and bool(outside):
         raise InputError(f"indices must be rows of the batch, 0 to {count - 1}")
-    tape, padding = state.steps.chosen_rows(state, xp.reshape(indices, (-1,)))
-    shape = (*indices.shape, state.shape[-1])
-    end = state.end if is_traced(state.origin) else None  # fewer rows may go on for longer: known outside programs only
-    return state.steps.begin(state.plan, shape, tape, origin=state.origin, at=state.at, padding=padding, end=end)
+    return state.steps.select(state, xp.reshape(indices, (-1,)), (*indices.shape, state.shape[-1]))

@@ -1,15 +1,29 @@
-"""The plan that all streams of a layer share."""
+"""The plan that all streams of a layer share, and what is around its pure functions: checks, shapes, dtypes."""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from .._arrays.exchange import Array, device_kind, dtype_name, library_of, namespace_of
+import array_api_compat as compat
+
+from .._arrays.exchange import Array, device_kind, dtype_name, is_traced, library_of, namespace_of, share
 from .._arrays.properties import computed_in, device_of, is_real, nan_where
+from .._definition.streaming import (
+    ExchangedStream,
+    LayerStream,
+    StreamLayer,
+    StreamState,
+    indices_like,
+    least_of,
+    no_room,
+)
 from .._dispatch import registry
-from ..backend import Request, StreamBridge
-from ..errors import InputTypeError
-from ._steps import EngineSteps, ForeignSteps, Parts, Steps
+from .._dispatch.checks import together
+from ..backend import Request, StreamBridge, StreamRecorder
+from ..errors import InputError, InputTypeError
+from ..toeplitz import causal_toeplitz_matmul
 
 __all__ = ["StreamPlan"]
 
@@ -49,7 +63,8 @@ class StreamPlan:
         self.dtype = dtype
         self.complex = not all(is_real(a) for a in (lags, bias) if a is not None)
         self._tables, self._leaf = (sums, bias), leaf
-        self._steps: dict[str, Steps] = {}
+        self._streams: dict[str, LayerStream] = {}
+        self._steppers: dict[str, Stepper] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> StreamPlan:
         """Return itself: it never changes, and its streams know it by its identity."""
@@ -60,28 +75,148 @@ class StreamPlan:
             "a plan holds what this machine computes best with and cannot be pickled: make it from w anew"
         )
 
-    def steps(self, dtype: Any) -> Steps:
-        """Return how streams of a dtype go on; made once, with the tiles."""
-        name = dtype_name(dtype)
-        if name not in self._steps:
-            self._steps[name] = self._make_steps(dtype)
-        return self._steps[name]
+    def stream(self, dtype: Any = None) -> LayerStream:
+        """Return the streams of tokens of a dtype, that of the lags unless given, as pure functions; made once.
 
-    def _make_steps(self, dtype: Any) -> Steps:
+        Their arrays are in the dtype that is computed in, float32 for halves.
+        """
         xp = namespace_of(self.lags)
-        sample = xp.zeros((0,), dtype=dtype, device=device_of(self.lags))
-        computed = computed_in(sample)[1][0].dtype
-        lags = xp.astype(self.lags, computed)
+        sample = xp.zeros((0,), dtype=self.dtype if dtype is None else dtype, device=device_of(self.lags))
+        computed = computed_in(sample)[1][0]
+        name = dtype_name(computed.dtype)
+        if name not in self._streams:
+            self._streams[name] = self._make_stream(computed)
+        return self._streams[name]
+
+    def _make_stream(self, sample: Array) -> LayerStream:
+        xp, library = namespace_of(sample), library_of(sample)
+        lags = xp.astype(self.lags, sample.dtype)
         lags = nan_where(~xp.isfinite(lags), lags)
-        sums, bias = (None if a is None else xp.astype(a, computed) for a in self._tables)
-        parts = Parts(lags, sums, bias, self.capacity, self._leaf, self.backend, dtype)
-        library = library_of(sample)
-        request = Request(dtype_name(computed), device_kind(sample))
+        sums, bias = (None if a is None else xp.astype(a, sample.dtype) for a in self._tables)
+        layer = StreamLayer(lags, sums, bias, _Product(self.backend), self.capacity, self._leaf)
+        request = Request(dtype_name(sample.dtype), device_kind(sample))
         engine = registry.choose_streamer(self.backend, library, request)
         bridge = registry.bridge_of(library)
         if isinstance(bridge, StreamBridge):
-            steps: Steps = bridge.stream_steps(engine, parts)
-            return steps
-        if engine is None:
-            return Steps(parts)
-        return EngineSteps(engine, parts) if engine.owns(sample) else ForeignSteps(engine, parts)
+            return bridge.stream(engine, layer)
+        if engine.owns(sample):
+            return engine.stream(layer)
+        inner = engine.stream(layer.handed_to(engine.receive))
+        return ExchangedStream(layer, inner, engine.receive, functools.partial(share, target=xp))
+
+    def stepper(self, dtype: Any) -> Stepper:
+        """Return how streams of tokens of a dtype go on; made once."""
+        name = dtype_name(dtype)
+        if name not in self._steppers:
+            self._steppers[name] = Stepper(self, dtype)
+        return self._steppers[name]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The product by a choice of backend."""
+
+    backend: str
+
+    def __call__(self, w: Array, x: Array, segment_ids: Array | None = None) -> Array:
+        return causal_toeplitz_matmul(w, x, segment_ids=segment_ids, backend=self.backend)
+
+
+class Stepper:
+    """How the streams of one plan and one dtype go on: what is around the pure functions of its layer."""
+
+    def __init__(self, plan: StreamPlan, dtype: Any) -> None:
+        """Look up what a step needs, which then looks up nothing."""
+        self.plan, self.dtype, self.lags = plan, dtype, plan.lags
+        self.stream = plan.stream(dtype)
+        self.xp = namespace_of(self.lags)
+        self.computed = computed_in(self.xp.zeros((0,), dtype=dtype, device=device_of(self.lags)))[1][0].dtype
+        self.half = self.computed != dtype
+        # The class of tokens that need no check; JAX's may be traced.
+        self.kind = None if compat.is_jax_array(self.lags) else type(self.lags)
+        bridge = registry.bridge_of(library_of(self.lags))
+        self.recorder = bridge if isinstance(bridge, StreamRecorder) else None
+        self.advance = self.stream.step
+
+    def recording(self) -> bool:
+        """Return whether a compiler looks on."""
+        return self.recorder is not None and self.recorder.recording()
+
+    def begin(self, shape: tuple[int, ...], rows: int) -> StreamState:
+        """Return a stream without tokens."""
+        plan = self.plan
+        cache = self.stream.new_cache(rows, plan.capacity, shape[-1])
+        return StreamState(plan, self, shape, cache, end=min(plan.capacity, plan.positions))
+
+    def step(self, state: StreamState, x: Array) -> Array:
+        """Return the output for the next token; some 1 us more than the engine takes, so nothing is looked up here."""
+        if self.recorder is not None and self.recorder.recording():
+            return self.recorder.record_step(state.handle, x, self.dtype, state.shape)
+        at, shape, rows, full = state.at, state.shape, state.rows, None
+        if x.__class__ is not self.kind or x.dtype is not self.dtype or x.shape != shape or at >= state.end:
+            x, full = self.received(x, shape), self.room(state, 1)
+        if rows is not shape:
+            x = self.xp.reshape(x, rows)
+        if self.half:
+            x = self.xp.astype(x, self.computed)
+        y, state.cache = self.advance(state.cache, at, state.origin + at, state.padding, x)
+        state.at = at + 1
+        if full is not None:
+            y = nan_where(full, y)
+        if self.half:
+            y = self.xp.astype(y, self.dtype)
+        return y if rows is shape else self.xp.reshape(y, shape)
+
+    def prefill(self, state: StreamState, x: Array, padding: Array | None) -> Array:
+        """Return the outputs for the next tokens `(*batch, n, d)`, in one product that reaches over all later ones."""
+        xp, (rows, d), n, position = self.xp, state.rows, int(x.shape[-2]), state.position
+        full = self.room(state, n, least_of(padding))
+        tokens = xp.astype(xp.reshape(x, (rows, n, d)), self.computed, copy=False)
+        if not is_traced(position) and position == 0:
+            padding = None if padding is None else indices_like(padding, state.cache)
+            left = int(state.cache.shape[1]) - n
+            y, cache = self.stream.begin(tokens, padding, left)
+            state.padding, state.end = padding, min(left, self.plan.positions + least_of(padding) - n)
+        else:
+            y, cache = self.stream.resume(state.cache, state.at, position, state.padding, tokens)
+            state.end = state.end - state.at - n
+        state.cache, state.origin, state.at = cache, position + n, 0 * state.at
+        if full is not None:
+            y = nan_where(full, y)
+        return xp.astype(xp.reshape(y, x.shape), self.dtype, copy=False)
+
+    def select(self, state: StreamState, indices: Array, shape: tuple[int, ...]) -> StreamState:
+        """Return a stream of other rows, of tokens of a shape."""
+        indices = indices_like(indices, state.cache)
+        xp = namespace_of(state.cache)
+        cache = xp.take(state.cache, indices, axis=0)
+        padding = None if state.padding is None else xp.take(state.padding, indices, axis=0)
+        end = state.end
+        if not is_traced(state.origin):  # fewer rows may go on for longer: known outside programs only
+            end = min(int(cache.shape[1]), self.plan.positions + least_of(padding) - int(state.origin))
+        return StreamState(self.plan, self, shape, cache, origin=state.origin, at=state.at, end=end, padding=padding)
+
+    def room(self, state: StreamState, count: int, free: int = 0) -> Array | None:
+        """Refuse `count` more tokens where there is no place, `free` positions beyond the bias; a mask if traced."""
+        full = state.at + count > state.end + free
+        if is_traced(full):
+            return full
+        if full or state.at + count > state.cache.shape[1]:
+            raise no_room(int(state.position), count, self.plan.capacity, self.plan.positions)
+        return None
+
+    def received(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """Return an input checked for its library, dtype and shape."""
+        _, (x, _) = together(x=x, **{"the plan's w": self.lags})
+        if x.dtype != self.dtype:
+            raise InputTypeError(
+                f"expected x of the dtype {dtype_name(self.dtype)} that the stream was made for, "
+                f"got {dtype_name(x.dtype)}: convert it, or make the stream by stream_init(…, dtype=…)"
+            )
+        if tuple(x.shape) != shape:
+            raise InputError(
+                f"x must have the shape {shape} of the stream's batch and channels, and has {tuple(x.shape)}: "
+                "a stream serves the batch that it was made for"
+            )
+        checked: Array = x
+        return checked

@@ -57,7 +57,7 @@ class Layer:
 
     def plan(self, library: Library, backend: str, capacity: int | None = None, leaf: int | None = LEAF) -> StreamPlan:
         w, _, bias = self.arrays(library)
-        return streaming.make_plan(
+        return streaming.stream_plan(
             w, capacity or self.n, bias=bias, softplus=self.softplus, mean=self.mean, backend=backend, leaf=leaf
         )
 
@@ -314,15 +314,15 @@ def check_stream_memory(library: Library, backend: str) -> None:
     plan, x = layer.plan(library, backend), layer.arrays(library)[1]
     rows, d = 2, 8
     state = layer.begin(plan, library)
-    sizes = [math.prod(state.tape.shape)]
+    sizes = [math.prod(state.cache.shape)]
     for chunks in ([7], [0] * 4, [3]):
         at = state.position
         _, state = stream(library, plan, state, x[:, at:, :], chunks)
-        sizes.append(math.prod(state.tape.shape))
+        sizes.append(math.prod(state.cache.shape))
     if sizes != [rows * left * d for left in (20, 13, 13, 6)]:
-        raise AssertionError(f"tapes of {sizes} numbers")
-    if state.position != 14 or not str(state.tape.dtype).endswith("float32"):
-        raise AssertionError(f"{state.position} tokens on a tape of {state.tape.dtype}")
+        raise AssertionError(f"caches of {sizes} numbers")
+    if state.position != 14 or not str(state.cache.dtype).endswith("float32"):
+        raise AssertionError(f"{state.position} tokens in a cache of {state.cache.dtype}")
 
 
 def check_stream_refusals(library: Library, backend: str) -> None:

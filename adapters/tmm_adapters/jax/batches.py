@@ -1,4 +1,4 @@
-"""Batches of the JAX model: tokens, documents and padding, what is foretold, and what is refused.
+"""Batches of the JAX model: tokens, documents and padding, next-token targets, and what is refused.
 
 What depends on values is refused where they are at hand, and makes NaN in traced code and on accelerators, where to
 look at them is to wait for them.
@@ -18,7 +18,6 @@ from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm
 from tmm_core.errors import InputError, InputTypeError
-from tmm_core.lm.documents import documents_of, foretold_by
 
 from .sharding import check_mesh
 
@@ -29,13 +28,11 @@ NAMES = ("input_ids", "labels", "targets", "attention_mask", "segment_ids")
 
 
 def targets_of(batch: Mapping[str, Array]) -> Array:
-    """Return what each position foretells, (..., n), -100 for nothing; labels are shifted, not the logits."""
-    if "targets" in batch:
-        return batch["targets"]
-    ids = batch["input_ids"]
-    documents = documents_of(ids, batch.get("attention_mask"), batch.get("segment_ids"))
-    targets: Array = foretold_by(batch.get("labels", ids), documents)
-    return targets
+    """Return the next-token targets (..., n), -100 for none, of a batch's targets or labels, else of its tokens."""
+    ids, targets = batch["input_ids"], batch.get("targets")
+    documents = lm.documents_of(ids, batch.get("attention_mask"), batch.get("segment_ids"))
+    found: Any = lm.targets_of(ids, batch.get("labels", ids if targets is None else None), targets, documents)
+    return found  # type: ignore[no-any-return]
 
 
 def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
@@ -59,17 +56,11 @@ def check_batch(
     given = {name: array for name, array in batch.items() if array is not None}
     if "input_ids" not in given or not given.keys() <= set(NAMES):
         raise InputError(f"a batch holds input_ids, and may hold {', '.join(NAMES[1:])}; got {', '.join(given)}")
-    if "labels" in given and "targets" in given:
-        raise InputError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
     for name, array in given.items():
         _check_kind(name, array)
     shape = given["input_ids"].shape
     if len(shape) not in axes:
         raise InputError(f"input_ids must have the shape (batch, n), got {shape}")
-    for name, array in given.items():
-        if array.shape != shape or (name == "labels" and shape[-1] < 2):
-            more = ", with two positions or more" if name == "labels" else ""
-            raise InputError(f"{name} must have the shape of input_ids{more}: got {array.shape} and {shape}")
     if mesh is not None:
         check_mesh(mesh, shape[-2])
     _check_values({name: np.asarray(array) for name, array in given.items() if _at_hand(array)}, config)
@@ -93,7 +84,7 @@ def _check_values(known: Mapping[str, Any], config: TMMConfig) -> None:
     masks = [known.get(name) for name in ("attention_mask", "segment_ids")]
     shaped = next((mask for mask in masks if mask is not None), None)
     if shaped is not None:
-        documents_of(shaped, *masks)  # refuses masks with holes, and ids that go back
+        lm.documents_of(shaped, *masks)  # refuses masks with holes, and ids that go back
 
 
 def _at_hand(array: Any) -> bool:

@@ -7,7 +7,6 @@ Lengths are rounded up to powers of two, prompts by padding before them, so that
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,36 +15,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tmm_core import TMMConfig
+from tmm_core import TMMConfig, lm
 from tmm_core.errors import InputError
-from tmm_core.lm.decoding import ended_together
-from tmm_core.streaming._tiles import LEAF
 
 from ..generation import ContextFullError, check_sampling, longest_text
 from .batches import check_batch, check_params
-from .model import Precision, at_least_float32
-from .streaming import DecodingPlan, advanced, prefilled, stream_init, stream_plan
+from .model import Precision
+from .sampling import Sampling, key_of, parameters_of, sample, uniform
+from .streaming import DecodingPlan, stream_plan
 
 __all__ = ["ContextFullError", "generate", "new_tokens"]
 
 LEAST_PROMPT = 16
 """Shorter prompts are padded to as many tokens."""
 
-
-class Sampling(NamedTuple):
-    """What programs are compiled for: whether and how logits are drawn from."""
-
-    greedy: bool
-    top_k: int | None
-    nucleus: bool
-    stop_token: int | None
+LEAST_ROOM = 64
+"""There is room for as many new tokens at least."""
 
 
-class Going(NamedTuple):
+class LoopState(NamedTuple):
     """What a loop over tokens hands on."""
 
     windows: Mapping[str, Array]
-    """By the names of the lags, the current leaf of each tape."""
+    """By the names of the lags, the current leaf of each cache."""
     logits: Array
     """(b, V): of the token to be drawn."""
     ended: Array
@@ -182,8 +174,8 @@ def new_tokens(
     given = {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
     batch = check_batch(given, config)
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop_token": stop_token}
-    check_sampling(batch["input_ids"].shape, max_new_tokens, config, **options)
-    sampling, key = Sampling(temperature == 0, top_k, top_p < 1, stop_token), _as_key(seed)
+    check_sampling(batch["input_ids"].shape, max_new_tokens, config.vocab_size, **options)
+    sampling, key = Sampling(temperature == 0, top_k, top_p < 1, stop_token), key_of(seed)
     if max_new_tokens == 0:
         return
     tokens, padding = _rounded_prompt(batch["input_ids"], batch.get("attention_mask"))
@@ -194,15 +186,14 @@ def new_tokens(
     # The last token needs no place of its own, and the shortest text has as many as the bias.
     room = int(min(max_new_tokens, limit - int(lengths.min()) + 1))
     loop = _Loop(params, config, tokens, padding, room, precision, backend)
-    tiny = float(jnp.finfo("float32").tiny)  # XLA may multiply by a reciprocal, of which it makes 0 if it is smaller
-    knobs = jnp.asarray([min(max(temperature, tiny), 1 / tiny), top_p], "float32")
+    parameters = parameters_of(temperature, top_p)
     done = 0
     while done < max_new_tokens and not loop.ended.all():
         # The token after these is drawn from logits at a position that the bias must still have.
         left = limit - int(lengths[~loop.ended].max()) + 1 - done
         if left > 0:
             count = int(min(at_a_time or loop.leaf, max_new_tokens - done, left))
-            new = loop.run(count, sampling, knobs, key)
+            new = loop.run(count, sampling, parameters, key)
             done += new.shape[1]
             yield new
         elif end_where_full:
@@ -224,32 +215,32 @@ class _Loop:
         precision: Precision,
         backend: str | None,
     ) -> None:
-        """Read the prompt; every tape is then of whole leaves."""
-        leaf = LEAF
-        room = leaf << max(0, math.ceil(count / leaf) - 1).bit_length()
+        """Read the prompt; every cache is then of whole leaves."""
+        room = max(LEAST_ROOM, 1 << (count - 1).bit_length())
         self.plan = stream_plan(params, config, tokens.shape[1] + room, precision=precision, backend=backend)
         batch, n = tokens.shape
-        logits, state = prefilled(self.plan, stream_init(self.plan, batch), tokens, padding)
+        logits, state = lm.prefill_padded(self.plan, lm.stream_init(self.plan, batch), tokens, padding)
+        leaf = next((layer.leaf for layer in self.plan.layers.values()), LEAST_ROOM)
         self.leaf, self.padding, self.prompt = leaf, padding, n
-        self.tapes = dict(state.tapes)
+        self.caches = dict(state.caches)
         self.done = 0
         self.ended = np.zeros(batch, bool)
-        windows = {name: tape[:, :leaf] for name, tape in self.tapes.items()}
+        windows = {name: cache[:, :leaf] for name, cache in self.caches.items()}
         written = jnp.zeros((batch, leaf), tokens.dtype)
-        self.going = Going(windows, logits, jnp.zeros(batch, bool), jnp.asarray(True), written)
+        self.state = LoopState(windows, logits, jnp.zeros(batch, bool), jnp.asarray(True), written)
 
-    def run(self, count: int, sampling: Sampling, knobs: Array, key: Array) -> Any:
+    def run(self, count: int, sampling: Sampling, parameters: Array, key: Array) -> Any:
         """Return at most `count` new tokens of each row, fewer where a leaf or all rows end."""
         at = self.done % self.leaf
         count = min(count, self.leaf - at)
-        end, self.going = _go_on(
-            self.plan, self.going, at, at + count, self.prompt + self.done - at, self.padding, knobs, key,
+        end, self.state = _go_on(
+            self.plan, self.state, at, at + count, self.prompt + self.done - at, self.padding, parameters, key,
             sampling=sampling,
         )  # fmt: skip
-        new = np.asarray(self.going.written)[:, at : int(end)]
-        if not bool(self.going.finite):
+        new = np.asarray(self.state.written)[:, at : int(end)]
+        if not bool(self.state.finite):
             raise InputError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
-        self.ended = np.asarray(self.going.ended)
+        self.ended = np.asarray(self.state.ended)
         self.done += new.shape[1]
         if self.done % self.leaf == 0 and new.shape[1]:
             self._next_leaf()
@@ -258,84 +249,53 @@ class _Loop:
     def end(self, rows: Any) -> None:
         """End rows, (b,) booleans."""
         self.ended = self.ended | rows
-        self.going = self.going._replace(ended=jnp.asarray(self.ended))
+        self.state = self.state._replace(ended=jnp.asarray(self.ended))
 
     def _next_leaf(self) -> None:
-        """Bring the inputs of this leaf into the tapes, with the tiles that are due."""
+        """Bring the inputs of this leaf into the caches, with the tiles that are due."""
         windows = {}
         for name, layer in self.plan.layers.items():
-            if self.done < self.tapes[name].shape[1]:
-                window = self.going.windows[name]
-                self.tapes[name], windows[name] = layer.closed(self.tapes[name], window, self.done)
-        self.going = self.going._replace(windows=windows or self.going.windows)
+            if self.done < self.caches[name].shape[1]:
+                window = self.state.windows[name]
+                self.caches[name], windows[name] = layer.close_leaf(self.caches[name], window, self.done)
+        self.state = self.state._replace(windows=windows or self.state.windows)
 
 
 @functools.partial(jax.jit, static_argnames=("sampling",), donate_argnums=1)
 def _go_on(
-    plan: DecodingPlan, going: Going, at: Any, end: Any, begin: Any, padding: Array, knobs: Array, key: Array,
+    plan: DecodingPlan, state: LoopState, at: Any, end: Any, begin: Any, padding: Array, parameters: Array, key: Array,
     *, sampling: Sampling,
-) -> tuple[Array, Going]:  # fmt: skip
+) -> tuple[Array, LoopState]:  # fmt: skip
     """Draw tokens from entry `at` of a leaf to `end`, or until all rows have ended; the leaf is of time `begin`."""
     whole = jax.random.fold_in(jax.random.key(key[0]), key[1])
-    keys = jax.vmap(functools.partial(jax.random.fold_in, whole))(jnp.arange(going.ended.shape[0]))
+    keys = jax.vmap(functools.partial(jax.random.fold_in, whole))(jnp.arange(state.ended.shape[0]))
     fill = sampling.stop_token or 0
 
-    def more(carry: tuple[Array, Going]) -> Any:
+    def more(carry: tuple[Array, LoopState]) -> Any:
         return (carry[0] < end) & ~jnp.all(carry[1].ended)
 
-    def step(carry: tuple[Array, Going]) -> tuple[Array, Going]:
-        at, going = carry
-        finite = going.finite & jnp.all(going.ended | jnp.isfinite(jnp.max(going.logits, axis=-1)))
-        chance = None if sampling.greedy else _chance(keys, begin + at)
-        tokens = jnp.where(going.ended, fill, _drawn(going.logits, chance, knobs, sampling)).astype(going.written.dtype)
-        ended = going.ended if sampling.stop_token is None else going.ended | (tokens == sampling.stop_token)
-        written = lax.dynamic_update_slice_in_dim(going.written, tokens[:, None], at, 1)
-        logits, windows = advanced(plan, going.windows, at, begin + at, padding, tokens)
-        return at + 1, Going(windows, logits, ended, finite, written)
+    def step(carry: tuple[Array, LoopState]) -> tuple[Array, LoopState]:
+        at, state = carry
+        finite = state.finite & jnp.all(state.ended | jnp.isfinite(jnp.max(state.logits, axis=-1)))
+        numbers = None if sampling.greedy else uniform(keys, begin + at)
+        tokens = jnp.where(state.ended, fill, sample(state.logits, numbers, parameters, sampling)).astype(
+            state.written.dtype
+        )
+        ended = state.ended if sampling.stop_token is None else state.ended | (tokens == sampling.stop_token)
+        written = lax.dynamic_update_slice_in_dim(state.written, tokens[:, None], at, 1)
+        logits, windows = plan.advance(state.windows, at, begin + at, padding, tokens)
+        return at + 1, LoopState(windows, logits, ended, finite, written)
 
-    last, going = lax.while_loop(more, step, (jnp.asarray(at, "int32"), going))
-    return last, going
-
-
-def _chance(keys: Array, step: Array) -> Array:
-    """Return a number in [0, 1) for each row."""
-    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, step)))(keys)
-
-
-def _drawn(logits: Array, chance: Array | None, knobs: Array, sampling: Sampling) -> Array:
-    """Return a token for each row of logits (b, V), by numbers in [0, 1); the likeliest without."""
-    if chance is None:
-        return jnp.argmax(logits, axis=-1)
-    logits = at_least_float32(logits)
-    logits = logits - jnp.max(logits, axis=-1, keepdims=True)  # however small the temperature, the likeliest is finite
-    logits = logits.astype("float32")
-    p, ids = jax.nn.softmax(logits / knobs[0], axis=-1), None
-    if sampling.nucleus or sampling.top_k is not None:
-        k = p.shape[1] if sampling.top_k is None else min(sampling.top_k, p.shape[1])
-        p, ids = lax.top_k(p, k)  # (b, k)
-        p = p / jnp.sum(p, axis=-1, keepdims=True)
-        kept = (jnp.cumsum(p, axis=-1) - p < knobs[1]).at[:, 0].set(True)
-        p = jnp.where(kept, p, 0)
-    total = jnp.cumsum(p, axis=-1)
-    # The first whose running sum exceeds the number; one of no probability never is.
-    at = jnp.sum(total <= chance[:, None] * total[:, -1:], axis=-1)
-    at = jnp.minimum(at, jnp.sum(total < total[:, -1:], axis=-1))  # where rounding made the number the whole sum
-    return at if ids is None else jnp.take_along_axis(ids, at[:, None], axis=-1)[:, 0]
+    last, state = lax.while_loop(more, step, (jnp.asarray(at, "int32"), state))
+    return last, state
 
 
 def _rounded_prompt(tokens: Array, mask: Array | None) -> tuple[Array, Array]:
     """Return prompts that end together, with padding before them up to a power of two, and each row's padding."""
     padding = jnp.zeros(tokens.shape[0], "int32")
     if mask is not None:
-        tokens, moved = ended_together(tokens, mask)
+        tokens, moved = lm.left_padded(tokens, mask)
         padding = padding if moved is None else moved.astype("int32")
     n = tokens.shape[1]
     more = max(LEAST_PROMPT, 1 << (n - 1).bit_length()) - n
     return jnp.pad(tokens, ((0, 0), (more, 0))), padding + more
-
-
-def _as_key(seed: int) -> Array:
-    """Return a seed of 64 bits as two numbers, so that no two are alike; JAX's own take 32 unless told otherwise."""
-    if not 0 <= seed < 1 << 64:
-        raise InputError(f"seed must be at least 0 and less than 2**64, got {seed}: take its remainder")
-    return jnp.asarray([seed & 0xFFFFFFFF, seed >> 32], "uint32")

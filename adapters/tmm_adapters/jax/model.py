@@ -8,7 +8,7 @@ calls. The mathematics of token mixing is `tmm_core.mix_tokens`; everything else
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -18,14 +18,14 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm, mix_tokens
-from tmm_core._arrays.exchange import share
-from tmm_core.lm.documents import documents_of, refused_rows
+from tmm_core.backend import share
+from tmm_core.lm import Mix
 
 from .batches import check_batch, check_params, targets_of
 from .sharding import by_heads, by_rows
 
 __all__ = [
-    "How",
+    "ComputeOptions",
     "apply",
     "at_least_float32",
     "block",
@@ -43,7 +43,7 @@ Params = Mapping[str, Array]
 Precision = Literal["float32", "bfloat16"]
 
 
-class How(NamedTuple):
+class ComputeOptions(NamedTuple):
     """How a model is computed, which changes none of its mathematics."""
 
     precision: Precision = "float32"
@@ -54,39 +54,37 @@ class How(NamedTuple):
     """Who computes the Toeplitz products; see `tmm_core.use_backend`."""
 
 
-PLAIN = How()
+DEFAULT = ComputeOptions()
 
 
-Mix = Callable[[str, Array], Array]
-"""Mixes tokens by the filter of a name, such as `blocks.0.mix.lags`: whole sequences, or the next token of a stream."""
-
-
-def token_mixing(params: Params, i: int, x: Array, config: TMMConfig, mix: Mix, how: How = PLAIN) -> Array:
+def token_mixing(
+    params: Params, i: int, x: Array, config: TMMConfig, mix: Mix, options: ComputeOptions = DEFAULT
+) -> Array:
     """Project into heads, multiply each by its causal Toeplitz matrix, project back."""
     p = _part(params, f"blocks.{i}.mix")
     if config.has_projections:
-        x = _linear(_part(p, "in_proj"), x, how)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
+        x = _linear(_part(p, "in_proj"), x, options)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
     x = mix(f"blocks.{i}.mix.lags", x)
     if config.mix_layers == 2:
         x = mix(f"blocks.{i}.mix.lags2", jax.nn.silu(x))
-    return _linear(_part(p, "out_proj"), x, how) if config.has_projections else x
+    return _linear(_part(p, "out_proj"), x, options) if config.has_projections else x
 
 
-def mlp(params: Params, i: int, x: Array, config: TMMConfig, how: How = PLAIN) -> Array:
+def mlp(params: Params, i: int, x: Array, config: TMMConfig, options: ComputeOptions = DEFAULT) -> Array:
     """Mix the channels of each token."""
     p = _part(params, f"blocks.{i}.mlp")
-    x = _linear(_part(p, "up"), x, how)  # (b, n, d) -> (b, n, d_mlp)
+    x = _linear(_part(p, "up"), x, options)  # (b, n, d) -> (b, n, d_mlp)
     x = jax.nn.silu(x) if config.activation == "silu" else jax.nn.gelu(x, approximate=True)
-    return _linear(_part(p, "down"), x, how)  # (b, n, d_mlp) -> (b, n, d)
+    return _linear(_part(p, "down"), x, options)  # (b, n, d_mlp) -> (b, n, d)
 
 
-def block(params: Params, i: int, x: Array, config: TMMConfig, mix: Mix, how: How = PLAIN) -> Array:
+def block(params: Params, i: int, x: Array, config: TMMConfig, mix: Mix, options: ComputeOptions = DEFAULT) -> Array:
     """Return the residual stream after block i: channels and tokens, in the order of the configuration."""
     if config.order == "mlp_first":
-        x = x + mlp(params, i, _norm(_part(params, f"blocks.{i}.mlp_norm"), x, config), config, how)
-    x = x + token_mixing(params, i, _norm(_part(params, f"blocks.{i}.mix_norm"), x, config), config, mix, how)
+        x = x + mlp(params, i, _norm(_part(params, f"blocks.{i}.mlp_norm"), x, config), config, options)
+    x = x + token_mixing(params, i, _norm(_part(params, f"blocks.{i}.mix_norm"), x, config), config, mix, options)
     if config.order == "mix_first":
-        x = x + mlp(params, i, _norm(_part(params, f"blocks.{i}.mlp_norm"), x, config), config, how)
+        x = x + mlp(params, i, _norm(_part(params, f"blocks.{i}.mlp_norm"), x, config), config, options)
     return x
 
 
@@ -184,31 +182,33 @@ def apply(
     >>> apply(init(config), jnp.asarray([[1, 4, 2]]), config).shape
     (1, 3, 5)
     """
-    how = How(precision, mesh, backend)
+    options = ComputeOptions(precision, mesh, backend)
     batch = {"input_ids": input_ids, "attention_mask": attention_mask, "segment_ids": segment_ids}
     check_params(params, config)
     batch = check_batch(batch, config, mesh)
-    documents = documents_of(batch["input_ids"], batch.get("attention_mask"), batch.get("segment_ids"))  # (b, n)
-    x = residual_stream(params, batch["input_ids"], config, _whole(params, config, documents, how), how)
-    logits = logits_of(params, x, config, how)
-    refused = refused_rows(documents)
+    documents = lm.documents_of(batch["input_ids"], batch.get("attention_mask"), batch.get("segment_ids"))  # (b, n)
+    x = residual_stream(params, batch["input_ids"], config, _whole(params, config, documents, options), options)
+    logits = logits_of(params, x, config, options)
+    refused = lm.refused_rows(documents)
     return logits if refused is None else jnp.where(refused[..., None], jnp.nan, logits)
 
 
-def residual_stream(params: Params, input_ids: Array, config: TMMConfig, mix: Mix, how: How = PLAIN) -> Array:
+def residual_stream(
+    params: Params, input_ids: Array, config: TMMConfig, mix: Mix, options: ComputeOptions = DEFAULT
+) -> Array:
     """Return what comes out of the last block, (..., d)."""
-    x = by_rows(_embed(params["embed.weight"], input_ids), how.mesh)  # (b, n) -> (b, n, d)
+    x = by_rows(_embed(params["embed.weight"], input_ids), options.mesh)  # (b, n) -> (b, n, d)
     for i in range(config.n_layers):
-        x = block(params, i, x, config, mix, how)
+        x = block(params, i, x, config, mix, options)
     return x
 
 
-def logits_of(params: Params, x: Array, config: TMMConfig, how: How = PLAIN) -> Array:
+def logits_of(params: Params, x: Array, config: TMMConfig, options: ComputeOptions = DEFAULT) -> Array:
     """Return the logits, (..., vocab_size), of what comes out of the last block."""
     if config.final_norm:
         x = _norm(_part(params, "final_norm"), x, config)
     unembed = params["embed.weight" if config.tie_embeddings else "unembed.weight"]
-    return _linear({"weight": unembed}, x, how)  # (..., d) -> (..., V)
+    return _linear({"weight": unembed}, x, options)  # (..., d) -> (..., V)
 
 
 def loss(
@@ -231,10 +231,10 @@ def loss(
     params, input_ids, config, attention_mask, segment_ids, precision, mesh, backend
         As in `apply`.
     labels : array of integers, (b, n), optional
-        The tokens to foretell, `input_ids` unless given; position t foretells `labels[:, t + 1]`. Labels of -100 do not
+        The tokens to predict, `input_ids` unless given; position t predicts `labels[:, t + 1]`. Labels of -100 do not
         count, and neither does a label that is padding or belongs to another document than position t.
     targets : array of integers, (b, n), optional
-        In place of labels, what each position foretells, counted as it is; -100 does not count.
+        In place of labels, what each position predicts, counted as it is; -100 does not count.
 
     Returns
     -------
@@ -244,7 +244,7 @@ def loss(
     Raises
     ------
     TypeError, ValueError
-        As `apply`, for labels as for tokens; and if shapes differ, there is no position to foretell, or labels and
+        As `apply`, for labels as for tokens; and if shapes differ, there is no position to predict, or labels and
         targets are both given.
 
     Examples
@@ -265,23 +265,23 @@ def _embed(table: Array, ids: Array) -> Array:
     return jnp.take(table, jnp.where(ids < 0, table.shape[0], ids), axis=0, mode="fill", fill_value=jnp.nan)
 
 
-def _whole(params: Params, config: TMMConfig, documents: Array | None, how: How) -> Mix:
+def _whole(params: Params, config: TMMConfig, documents: Array | None, options: ComputeOptions) -> Mix:
     """Return how whole sequences are mixed; over a mesh each device mixes its own rows and heads."""
-    mixed = functools.partial(mix_tokens, softplus=config.softplus, mean=config.mean, backend=how.backend)
+    mixed = functools.partial(mix_tokens, softplus=config.softplus, mean=config.mean, backend=options.backend)
 
     def mix(name: str, x: Array) -> Array:
         lags, bias = params[name], params.get(lm.bias_of(name))
-        if how.mesh is not None:
-            return by_heads(mixed, lags, x, bias, documents, how.mesh)
+        if options.mesh is not None:
+            return by_heads(mixed, lags, x, bias, documents, options.mesh)
         y: Array = mixed(lags, x, bias, segment_ids=documents)
         return y
 
     return mix
 
 
-def _linear(p: Params, x: Array, how: How) -> Array:
+def _linear(p: Params, x: Array, options: ComputeOptions) -> Array:
     """Return `x weight^T + bias` with every bit of the inputs, as Torch does: JAX would use fewer on accelerators."""
-    dtype = jnp.bfloat16 if how.precision == "bfloat16" else x.dtype
+    dtype = jnp.bfloat16 if options.precision == "bfloat16" else x.dtype
     x, weight = x.astype(dtype), p["weight"].astype(dtype)
     if x.ndim == 2:  # a token of each row: with the weight on the left XLA reads it as it lies, and copies no transpose
         y = jnp.matmul(weight, x.T, precision=lax.Precision.HIGHEST).T

@@ -13,12 +13,11 @@ import optax  # type: ignore[import-untyped]
 from jax import Array, lax
 from jax.sharding import Mesh
 
-from tmm_core import TMMConfig, lm
-from tmm_core._dispatch.registry import chosen_backend
+from tmm_core import TMMConfig, chosen_backend, lm
 
 from .batches import check_batch, check_params, targets_of
-from .model import How, Params, Precision, apply, at_least_float32, cross_entropy
-from .sharding import beside, lay
+from .model import ComputeOptions, Params, Precision, apply, at_least_float32, cross_entropy
+from .sharding import constrain, replicate
 
 __all__ = ["optimizer", "train_step"]
 
@@ -66,7 +65,7 @@ def optimizer(
     )
 
     def first_state(params: Any) -> Any:
-        return beside(params, inner.init({name: p for name, p in params.items() if name not in frozen}))
+        return replicate(params, inner.init({name: p for name, p in params.items() if name not in frozen}))
 
     return optax.GradientTransformation(first_state, inner.update)
 
@@ -129,18 +128,18 @@ def train_step(
     >>> loss.shape
     ()
     """
-    how = How(precision, mesh, chosen_backend(backend))
+    options = ComputeOptions(precision, mesh, chosen_backend(backend))
     check_params(params, config)
     batch = check_batch(batch, config, mesh, axes=(2, 3))
     stepped: tuple[dict[str, Array], optax.OptState, Array] = _train_step(
-        dict(params), opt_state, batch, rate, config=config, optimizer=optimizer, how=how
+        dict(params), opt_state, batch, rate, config=config, optimizer=optimizer, options=options
     )
     return stepped
 
 
-@functools.partial(jax.jit, static_argnames=("config", "optimizer", "how"), donate_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnames=("config", "optimizer", "options"), donate_argnums=(0, 1))
 def _train_step(
-    params: Any, opt_state: Any, batch: Any, rate: Any, *, config: TMMConfig, optimizer: Any, how: How
+    params: Any, opt_state: Any, batch: Any, rate: Any, *, config: TMMConfig, optimizer: Any, options: ComputeOptions
 ) -> Any:
     frozen = lm.frozen_names(config)
     trained = {name: p for name, p in params.items() if name not in frozen}
@@ -149,7 +148,7 @@ def _train_step(
 
     def share_of_loss(trained: Any, rows: Any) -> Array:
         told = {name: rows[name] for name in ("attention_mask", "segment_ids") if name in rows}
-        logits = apply({**params, **trained}, rows["input_ids"], config, **told, **how._asdict())
+        logits = apply({**params, **trained}, rows["input_ids"], config, **told, **options._asdict())
         return cross_entropy(logits, rows["targets"]) / count
 
     def add(total: Any, rows: Any) -> Any:
@@ -163,7 +162,7 @@ def _train_step(
         (value, grads), _ = lax.scan(add, nothing, batch)
     updates, opt_state = optimizer.update(grads, opt_state, trained)
     moved = {name: p + (rate * updates[name]).astype(p.dtype) for name, p in trained.items()}
-    return *lay(({**params, **moved}, opt_state), config, how.mesh), value
+    return *constrain(({**params, **moved}, opt_state), config, options.mesh), value
 
 
 def _clipped(most: float) -> optax.GradientTransformation:

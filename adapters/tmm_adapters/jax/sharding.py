@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from tmm_core import TMMConfig, lm
 from tmm_core.errors import InputError
 
-__all__ = ["beside", "by_heads", "by_rows", "check_mesh", "lay", "shardings"]
+__all__ = ["by_heads", "by_rows", "check_mesh", "constrain", "replicate", "shardings"]
 
 # The axis of each parameter that is divided: the outputs of maps into hidden channels and heads, the inputs of maps out
 # of them, the heads of filters, and the vocabulary.
@@ -114,7 +114,7 @@ def by_heads(
     return y
 
 
-def lay(tree: Any, config: TMMConfig, mesh: Mesh | None) -> Any:
+def constrain(tree: Any, config: TMMConfig, mesh: Mesh | None) -> Any:
     """Return a tree of parameters, and of what an optimiser keeps for each, as `shardings` says."""
     if mesh is None:
         return tree
@@ -128,7 +128,7 @@ def lay(tree: Any, config: TMMConfig, mesh: Mesh | None) -> Any:
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
-def beside(params: Mapping[str, Array], state: Any) -> Any:
+def replicate(params: Mapping[str, Array], state: Any) -> Any:
     """Return an optimiser's first state with its numbers on the devices of the parameters.
 
     Its arrays are there already. A program that has met a number without a place is compiled again for one with it.

@@ -1,4 +1,4 @@
-"""The JAX language model one token at a time, by exact streaming: what `tmm_core.lm` does, in compiled programs.
+"""The JAX model one token at a time, by exact streaming: what `tmm_core.lm` does, in compiled programs.
 
 A program takes the position as an argument, so that none is compiled again for the next token.
 """
@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
-from tmm_core import TMMConfig, lm, streaming
-from tmm_core._dispatch.checks import check_count
-from tmm_core.errors import InputError, InputTypeError
-from tmm_core.lm.decoding import ended_together
-from tmm_core.lm.documents import documents_of, refused_rows
-from tmm_core.streaming._refusals import no_room, other_plan
+from tmm_core import TMMConfig, lm
+from tmm_core.backend import FunctionalStream
+from tmm_core.lm import DecodingState, stream_copy, stream_init, stream_prefill, stream_reorder, stream_step
 
 from . import model
 from .batches import check_batch, check_params
-from .model import How, Precision
+from .model import ComputeOptions, Precision
 
 __all__ = [
     "DecodingPlan",
@@ -40,56 +34,62 @@ __all__ = [
 ]
 
 
-_numbers = itertools.count()
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["params", "layers", "number"],
-    meta_fields=["config", "capacity", "precision"],
-)
-@dataclasses.dataclass(frozen=True, eq=False)
-class DecodingPlan:
-    """A model ready to be streamed: its parameters, and what streams each of its filters; a tree of arrays."""
+@dataclasses.dataclass(frozen=True)
+class _Model:
+    """A `tmm_core.lm.StreamedModel` of parameters."""
 
     params: Mapping[str, Array]
-    layers: Mapping[str, Any]
-    """By the names of the lags."""
-    number: Any
-    """An integer, another one for each plan, by which a stream knows its own."""
     config: TMMConfig
-    capacity: int
-    precision: Precision
+    options: ComputeOptions
+
+    def filters(self) -> dict[str, lm.Filter]:
+        return lm.filters_of(self.params, self.config)
+
+    def residual_stream(self, input_ids: Array, *, mix: lm.Mix) -> Array:
+        return model.residual_stream(self.params, input_ids, self.config, mix, self.options)
+
+    def logits_of(self, x: Array) -> Array:
+        return model.logits_of(self.params, x, self.config, self.options)
+
+    def checked_tokens(self, input_ids: Any, attention_mask: Any, /) -> tuple[Array, Array | None]:
+        batch = check_batch({"input_ids": input_ids, "attention_mask": attention_mask}, self.config, axes=(1, 2))
+        return batch["input_ids"], batch.get("attention_mask")
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["tapes", "padding", "position", "at", "end", "plan_number"],
-    meta_fields=["config", "capacity"],
-)
-@dataclasses.dataclass(frozen=True, eq=False)
-class DecodingState:
-    """One stream of a batch of texts; a tree of arrays, consumed by each step."""
+class DecodingPlan(lm.DecodingPlan):
+    """A model ready to be streamed; a tree of arrays, and so is a `DecodingState`."""
 
-    tapes: Mapping[str, Array]
-    """By the names of the lags: (b, length, d), whose first entry is of the time `position - at`."""
-    padding: Array
-    """(b,): left padding of each row, from where positions are counted."""
-    position: Any
-    """Tokens that have come, padding included: an integer, traced in compiled programs."""
-    at: Any
-    """The tapes' entry of the next token."""
-    end: Any
-    """The first position that there is no place for."""
-    plan_number: Any
-    """The `number` of the plan that the stream is of."""
-    config: TMMConfig
-    capacity: int
+    model: _Model
+    layers: dict[str, FunctionalStream]  # type: ignore[assignment]
 
-    @property
-    def batch_size(self) -> int:
-        """Texts that are streamed together."""
-        return int(self.padding.shape[0])
+    def length_of(self, layer: FunctionalStream, count: int) -> int:  # type: ignore[override]
+        """Return a length of caches of whole leaves: loops over tokens work on a leaf at a time."""
+        return -(-max(count, 1) // layer.leaf) * layer.leaf
+
+    def begin(self, tokens: Array, padding: Array | None, left: int) -> tuple[Array, dict[str, Array]]:
+        """Take a first prompt (b, n); a program is compiled for each length."""
+        logits, caches = _begin(self, tokens, padding, left)
+        return logits, caches
+
+    def resume(
+        self, caches: Mapping[str, Array], at: Any, position: Any, padding: Array | None, tokens: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Take tokens (b, n) that follow; the caches, which are donated, keep their lengths."""
+        logits, later = _resume(self, caches, at, position, padding, tokens)
+        return logits, later
+
+    def step(
+        self, caches: Mapping[str, Array], at: Any, position: Any, padding: Array | None, tokens: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Take a token of each row (b,); the caches are donated, and tiles are programs of their own."""
+        logits, later = _advance(self, caches, at, position, padding, tokens)
+        return logits, {name: layer.add_tile(later[name], at + 1) for name, layer in self.layers.items()}
+
+    def advance(
+        self, caches: Mapping[str, Array], at: Any, position: Any, padding: Array | None, tokens: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the logits after one more token of each row, and the caches, or windows of them, without tiles."""
+        return self.through(tokens, lambda name, layer, x: layer.advance(caches[name], at, position, padding, x))
 
 
 def stream_plan(
@@ -121,12 +121,14 @@ def stream_plan(
 
     Notes
     -----
-    Cost and error are those of `tmm_core.stream_plan` in each layer. Streams are mixed, and tapes kept, in the dtype of
-    the parameters with either `precision`. Make plans outside of programs: each call of one would return the number by
-    which streams know their plan.
+    Cost and error are those of `tmm_core.stream_plan` in each layer. Streams are mixed, and caches kept, in the dtype
+    of the parameters, in float32 for halves, with either `precision`. Make plans outside of programs: each call of one
+    would return the number by which streams know their plan. Inside a program of one's own, with a traced position, XLA
+    may copy the caches at each step. `generate` rounds lengths up, for each of which a program is compiled.
 
     Examples
     --------
+    >>> import jax.numpy as jnp
     >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
     >>> params = model.init(config)
     >>> plan = stream_plan(params, config, 8)
@@ -135,259 +137,49 @@ def stream_plan(
     >>> bool(jnp.allclose(logits, model.apply(params, jnp.asarray([[1, 4, 2]]), config)[:, -1], atol=1e-6))
     True
     """
-    capacity = check_count("capacity", capacity, 1)
     check_params(params, config)
-    dtype = params["embed.weight"].dtype
-    options: dict[str, Any] = {"softplus": config.softplus, "mean": config.mean, "backend": backend}
-    layers = {
-        name: streaming.stream_plan(params[name], capacity, bias=params.get(lm.bias_of(name)), **options).steps(dtype)
-        for name in params
-        if name.endswith((".mix.lags", ".mix.lags2"))
-    }
-    return DecodingPlan(dict(params), layers, next(_numbers), config, capacity, precision)
-
-
-def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
-    """Begin a stream of `batch_size` texts; see `tmm_core.stream_init`."""
-    batch_size = check_count("batch_size", batch_size, 0)
-    tapes = {
-        name: layer.new_tape((batch_size, plan.config.d_model), _whole_leaves(plan.capacity, layer))
-        for name, layer in plan.layers.items()
-    }
-    padding = jnp.zeros(batch_size, "int32")
-    return DecodingState(tapes, padding, 0, 0, _end(plan, 0), plan.number, plan.config, plan.capacity)
-
-
-def _whole_leaves(count: int, layer: Any) -> int:
-    """Return a length of tapes of whole leaves: loops over tokens work on a leaf at a time."""
-    return -(-max(count, 1) // int(layer.leaf)) * int(layer.leaf)
-
-
-def _end(plan: DecodingPlan, free: Any) -> Any:
-    """Return the first position that a stream has no place for, where every row has as much padding as `free`."""
-    limited = plan.config.position_bias and plan.config.n_layers > 0
-    return min(plan.capacity, plan.config.max_len + free) if limited else plan.capacity
-
-
-def stream_prefill(
-    plan: DecodingPlan, state: DecodingState, input_ids: Any, attention_mask: Any = None
-) -> tuple[Array, DecodingState]:
-    """Take several tokens of each text at once, and return the logits of the token after them.
-
-    Parameters
-    ----------
-    plan : DecodingPlan
-        The model.
-    state : DecodingState
-        A stream of this plan; consumed.
-    input_ids : array of integers, (b, n)
-        One token or more: a prompt, or what follows in a conversation.
-    attention_mask : array, (b, n), optional
-        1 for a token and 0 for padding, before the tokens or after them; only for the first tokens of a stream. Rows
-        are moved so that they end together.
-
-    Returns
-    -------
-    logits : array, (b, vocab_size)
-        Of the token after each row's last one.
-    state : DecodingState
-        The stream after the tokens.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `apply`; and if the state is another plan's or batch's, the tokens exceed the capacity or the position bias,
-        or there is padding after the first tokens. Where a program does not know the plan, the position or the mask,
-        the logits become NaN in place of the first two and of a bad mask.
-
-    Notes
-    -----
-    A program is compiled for each length; `generate` rounds lengths up.
-    """
-    ids = check_batch({"input_ids": input_ids, "attention_mask": attention_mask}, plan.config)
-    tokens, mask = ids["input_ids"], ids.get("attention_mask")
-    _check_state(plan, state, tokens)
-    if tokens.shape[1] == 0:
-        raise InputError(
-            "input_ids must have a token or more: begin with the end-of-text token where there is no prompt"
-        )
-    begins = _known(state.position) and int(state.position) == 0
-    if begins and mask is not None:
-        refused = refused_rows(documents_of(tokens, mask, None))
-        tokens, moved = ended_together(tokens, mask)
-        padding = state.padding if moved is None else moved.astype("int32")
-        logits, state = prefilled(plan, state, tokens, padding)
-        return logits if refused is None else jnp.where(refused, jnp.nan, logits), state
-    if begins:
-        return prefilled(plan, state, tokens, state.padding)
-    if mask is not None:
-        raise InputError("attention_mask is for the first tokens of a stream: pass none with those that follow")
-    count = tokens.shape[1]
-    _check_room(state, count)
-    logits, tapes = _resume(plan, state.tapes, state.at, state.position, state.padding, tokens)
-    later = dataclasses.replace(state, tapes=tapes, position=state.position + count, at=0)
-    return _nan_where_refused(plan, state, count, logits), later
-
-
-def prefilled(plan: DecodingPlan, state: DecodingState, tokens: Array, padding: Array) -> tuple[Array, DecodingState]:
-    """Return the logits after the first tokens of a stream, which end together, and the stream."""
-    count = int(tokens.shape[1])
-    free = int(jnp.min(padding)) if _known(padding) and padding.size else 0
-    state = dataclasses.replace(state, padding=padding, end=_end(plan, free))
-    _check_room(state, count)
-    left = plan.capacity - count
-    length = max((_whole_leaves(left, layer) for layer in plan.layers.values()), default=0)
-    logits, tapes = _begin(plan, tokens, padding, length)
-    later = dataclasses.replace(state, tapes=tapes, position=count, at=0)
-    return _nan_where_refused(plan, state, count, logits), later
+    return DecodingPlan(_Model(dict(params), config, ComputeOptions(precision)), capacity, backend=backend)
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _begin(plan: DecodingPlan, tokens: Array, padding: Array, length: int) -> tuple[Array, dict[str, Array]]:
-    tapes = {}
-
-    def mix(name: str, x: Array) -> Array:
-        mixed, tapes[name] = plan.layers[name].begun(x.astype(plan.params[name].dtype), padding, length)
-        y: Array = mixed.astype(x.dtype)
-        return y
-
-    x = model.residual_stream(plan.params, _tokens_only(tokens, padding), plan.config, mix, How(plan.precision))
-    return model.logits_of(plan.params, x[:, -1], plan.config, How(plan.precision)), tapes
-
-
-def _tokens_only(tokens: Array, padding: Array) -> Array:
-    """Return the tokens with token 0 for padding, which may hold none."""
-    return jnp.where(jnp.arange(tokens.shape[1]) >= padding[:, None], tokens, 0)
+def _begin(plan: DecodingPlan, tokens: Array, padding: Array | None, left: int) -> Any:
+    return lm.DecodingPlan.begin(plan, tokens, padding, left)
 
 
 @functools.partial(jax.jit, donate_argnums=1)
-def _resume(
-    plan: DecodingPlan, tapes: Any, at: Any, position: Any, padding: Array, tokens: Array
-) -> tuple[Array, dict[str, Array]]:
-    later = {}
-
-    def mix(name: str, x: Array) -> Array:
-        mixed, later[name] = plan.layers[name].resumed(tapes[name], at, position, padding, x)
-        y: Array = mixed.astype(x.dtype)
-        return y
-
-    x = model.residual_stream(plan.params, tokens, plan.config, mix, How(plan.precision))
-    return model.logits_of(plan.params, x[:, -1], plan.config, How(plan.precision)), later
-
-
-def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Any) -> tuple[Array, DecodingState]:
-    """Take the next token of each text, and return the logits of the one after it.
-
-    Parameters
-    ----------
-    plan : DecodingPlan
-        The model.
-    state : DecodingState
-        A stream of this plan; consumed.
-    tokens : array of integers, (b,)
-        One a row.
-
-    Returns
-    -------
-    logits : array, (b, vocab_size)
-        What `apply` returns at this position.
-    state : DecodingState
-        The stream after the tokens.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `stream_prefill`.
-
-    Notes
-    -----
-    Inside a program of one's own, with a traced position, XLA may copy the tapes at each step.
-    """
-    if getattr(tokens, "ndim", 1) != 1:
-        raise InputError(f"tokens must be (b,), one for each row of the stream, and have the shape {tokens.shape}")
-    tokens = check_batch({"input_ids": tokens}, plan.config, axes=(1,))["input_ids"]
-    _check_state(plan, state, tokens)
-    _check_room(state, 1)
-    logits, tapes = _advance(plan, state.tapes, state.at, state.position, state.padding, tokens)
-    known, u = _known(state.at), state.at + 1
-    for name, layer in plan.layers.items():
-        tapes[name] = layer.tiled(tapes[name], u) if known else layer.with_any_tile(tapes[name], u)
-    later = dataclasses.replace(state, tapes=tapes, position=state.position + 1, at=u)
-    return _nan_where_refused(plan, state, 1, logits), later
+def _resume(plan: DecodingPlan, caches: Any, at: Any, position: Any, padding: Array | None, tokens: Array) -> Any:
+    return lm.DecodingPlan.resume(plan, caches, at, position, padding, tokens)
 
 
 @functools.partial(jax.jit, donate_argnums=1)
-def _advance(
-    plan: DecodingPlan, tapes: Any, at: Any, position: Any, padding: Array, tokens: Array
-) -> tuple[Array, dict[str, Array]]:
-    return advanced(plan, tapes, at, position, padding, tokens)
+def _advance(plan: DecodingPlan, caches: Any, at: Any, position: Any, padding: Array | None, tokens: Array) -> Any:
+    return plan.advance(caches, at, position, padding, tokens)
 
 
-def advanced(
-    plan: DecodingPlan, tapes: Any, at: Any, position: Any, padding: Array, tokens: Array
-) -> tuple[Array, dict[str, Array]]:
-    """Return the logits after one more token of each row, and the tapes, or windows of them, without tiles."""
-    later = {}
-
-    def mix(name: str, x: Array) -> Array:
-        given = x.astype(tapes[name].dtype)
-        mixed, later[name] = plan.layers[name].advanced(tapes[name], at, position, padding, given)
-        y: Array = mixed.astype(x.dtype)
-        return y
-
-    x = model.residual_stream(plan.params, tokens, plan.config, mix, How(plan.precision))
-    return model.logits_of(plan.params, x, plan.config, How(plan.precision)), later
+def _plan_parts(plan: DecodingPlan) -> tuple[Any, Any]:
+    rest = (plan.model.config, plan.model.options, plan.capacity, plan.positions, tuple(plan.channels.items()))
+    return (plan.model.params, plan.layers, plan.number), rest
 
 
-def stream_copy(state: DecodingState) -> DecodingState:
-    """Return a stream that goes on by itself from where this one is; the plan is shared."""
-    return dataclasses.replace(state, tapes={name: jnp.array(tape) for name, tape in state.tapes.items()})
+def _plan_of(rest: Any, children: Any) -> DecodingPlan:
+    plan = object.__new__(DecodingPlan)
+    params, plan.layers, plan.number = children
+    config, options, plan.capacity, plan.positions, channels = rest
+    plan.model, plan.channels = _Model(params, config, options), dict(channels)
+    return plan
 
 
-def stream_reorder(state: DecodingState, indices: Any) -> DecodingState:
-    """Return a stream of the rows `indices`, (other_b,), of this one; see `tmm_core.stream_reorder`."""
-    if not isinstance(indices, Array | np.ndarray):
-        raise InputTypeError(
-            f"indices must be an array of JAX or NumPy, got {type(indices).__name__}: convert them first"
-        )
-    indices, count = jnp.asarray(indices), state.batch_size
-    if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise InputError(f"indices must be integers (b,), rows of the batch, and are {indices.dtype} {indices.shape}")
-    if _known(indices) and not bool(jnp.all((indices >= 0) & (indices < count))):
-        raise InputError(f"indices must be rows of the batch, 0 to {count - 1}")
-    tapes = {name: tape[indices] for name, tape in state.tapes.items()}
-    return dataclasses.replace(state, tapes=tapes, padding=state.padding[indices])
+def _state_parts(state: DecodingState) -> tuple[Any, Any]:
+    children = (state.caches, state.padding, state.position, state.at, state.end, state.number)
+    return children, (state.batch_size, state.capacity, state.positions)
 
 
-def _known(value: Any) -> bool:
-    return not isinstance(value, jax.core.Tracer)
+def _state_of(rest: Any, children: Any) -> DecodingState:
+    state = object.__new__(DecodingState)
+    state.caches, state.padding, state.position, state.at, state.end, state.number = children
+    state.batch_size, state.capacity, state.positions = rest
+    return state
 
 
-def _check_state(plan: DecodingPlan, state: DecodingState, tokens: Array) -> None:
-    """Refuse a stream of another plan, as far as it is known, or of another batch."""
-    same = (state.config, state.capacity) == (plan.config, plan.capacity)
-    if not same or (_numbers_known(plan, state) and int(plan.number) != int(state.plan_number)):
-        raise other_plan()
-    if tokens.shape[0] != state.batch_size:
-        raise InputError(
-            f"the stream has {state.batch_size} rows and there are tokens for {tokens.shape[0]}: one stream a batch"
-        )
-
-
-def _check_room(state: DecodingState, count: int) -> None:
-    """Refuse more tokens than there is place for, as far as it is known."""
-    if _known(state.position) and _known(state.end) and int(state.position) + count > int(state.end):
-        raise no_room(int(state.position), count, state.capacity, state.config.max_len)
-
-
-def _nan_where_refused(plan: DecodingPlan, state: DecodingState, count: int, logits: Array) -> Array:
-    """Return NaN where only values that are traced tell that a stream cannot take `count` more tokens of a plan."""
-    if not _numbers_known(plan, state):
-        logits = jnp.where(plan.number == state.plan_number, logits, jnp.nan)
-    if not (_known(state.position) and _known(state.end)):
-        logits = jnp.where(state.position + count > state.end, jnp.nan, logits)
-    return logits
-
-
-def _numbers_known(plan: DecodingPlan, state: DecodingState) -> bool:
-    return _known(plan.number) and _known(state.plan_number)
+jax.tree_util.register_pytree_node(DecodingPlan, _plan_parts, _plan_of)
+jax.tree_util.register_pytree_node(DecodingState, _state_parts, _state_of)

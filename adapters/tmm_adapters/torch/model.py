@@ -7,7 +7,7 @@ mathematics of token mixing is `tmm_core.mix_tokens`; everything else is `torch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -16,18 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tmm_core import TMMConfig, lm, mix_tokens
-from tmm_core._arrays.exchange import share
-from tmm_core._arrays.properties import values_known
-from tmm_core.errors import InputError, InputTypeError
-from tmm_core.lm.documents import documents_of, foretold_by, refused_rows
+from tmm_core.backend import share
+from tmm_core.errors import InputError
+from tmm_core.lm import Mix
 
-from . import generation, streaming
+from ..generation import longest_text
+from .batches import check_tokens, targets_of
+from .generation import TextGeneration
+from .streaming import FilterStreaming
 
 __all__ = ["MLP", "Block", "LanguageModel", "TokenMixing"]
-
-
-Mix = Callable[[str, Tensor], Tensor]
-"""Mixes tokens by the filter of a name: `blocks.0.mix.lags` to a model, and `lags` to that block."""
 
 
 class TokenMixing(nn.Module):
@@ -44,24 +42,24 @@ class TokenMixing(nn.Module):
             self.lags2, self.bias2 = _filters(config)
         self.out_proj = nn.Linear(d, d, bias=config.out_proj_bias) if config.has_projections else nn.Identity()
 
-    def filters(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Return the lags and the position bias of each product, in their order, by the name of the lags."""
-        found: dict[str, tuple[Tensor, Tensor | None]] = {"lags": (self.lags, self.bias)}
+    def filters(self) -> dict[str, lm.Filter]:
+        """Return the filter of each product, in their order, by the names of their lags."""
+        pairs = {"lags": (self.lags, self.bias)}
         if self.config.mix_layers == 2:
-            found["lags2"] = (self.lags2, self.bias2)
-        return found
+            pairs["lags2"] = (self.lags2, self.bias2)
+        c = self.config
+        return {name: lm.Filter(*pair, c.d_model, c.softplus, c.mean) for name, pair in pairs.items()}
 
     def forward(self, x: Tensor, segment_ids: Tensor | None = None, mix: Mix | None = None) -> Tensor:
         """Return the mixed tokens, of the shape of `x`.
 
         Documents, numbered by `segment_ids`, (b, n), stay apart; `mix` mixes tokens with those that came before.
         """
-        c = self.config
         x = self.in_proj(x)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
-        for name, (lags, bias) in self.filters().items():
+        for name, (lags, bias, _, softplus, mean) in self.filters().items():
             x = x if name == "lags" else F.silu(x)
             if mix is None:
-                x = mix_tokens(lags, x, bias, softplus=c.softplus, mean=c.mean, segment_ids=segment_ids)
+                x = mix_tokens(lags, x, bias, softplus=softplus, mean=mean, segment_ids=segment_ids)
             else:
                 x = mix(name, x)
         return cast(Tensor, self.out_proj(x))
@@ -105,7 +103,7 @@ class Block(nn.Module):
         return x
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
     """The whole model: embedding, blocks, output projection.
 
     Parameters
@@ -184,7 +182,7 @@ class LanguageModel(nn.Module):
         input_ids : tensor of integers, (b, n)
             Tokens.
         labels : tensor of integers, (b, n), optional
-            Tokens to foretell, aligned with `input_ids` (position t foretells `labels[:, t + 1]`); those of -100 do not
+            Tokens to predict, aligned with `input_ids` (position t predicts `labels[:, t + 1]`); those of -100 do not
             count, nor does padding, nor a label of another document than t.
         attention_mask : tensor, (b, n), optional
             1 for a token and 0 for padding, before the tokens or after them; logits at padding mean nothing.
@@ -192,7 +190,7 @@ class LanguageModel(nn.Module):
             Non-decreasing numbers of the documents packed into each row: none sees another, and positions are counted
             within each.
         targets : tensor of integers, (b, n), optional
-            In place of labels: what each position foretells, all of which count but those of -100.
+            In place of labels: what each position predicts, all of which count but those of -100.
         num_items_in_batch : int or tensor, optional
             Divide the sum of the losses by this in place of the number of targets that count: the exact mean where
             gradients of several batches are accumulated. Hugging Face's Trainer counts all labels but -100 and each
@@ -217,60 +215,53 @@ class LanguageModel(nn.Module):
         A row's logits do not depend on what it is batched or packed with. Other engines than Numba's take
         about four times as long to mix with a mask, so pass none where nothing is padded.
         """
-        input_ids = self.checked_ids(input_ids)
+        input_ids, attention_mask = self.checked_tokens(input_ids, attention_mask)
         if input_ids.ndim != 2:
             raise InputError(f"input_ids must have the shape (batch, n), got {tuple(input_ids.shape)}")
-        documents = documents_of(input_ids, attention_mask, segment_ids)  # (b, n), or None
-        foretold = _targets(input_ids, labels, targets, documents)
-        if foretold is not None and foretold.device.type == "cpu" and values_known(foretold):
-            _check_vocabulary("label", foretold[foretold != lm.IGNORED], self.tmm_config.vocab_size)
+        documents = lm.documents_of(input_ids, attention_mask, segment_ids)  # (b, n), or None
+        targets = targets_of(input_ids, labels, targets, documents, self.vocab_size)
         logits = self.logits_of(self.residual_stream(input_ids, documents))
-        refused = refused_rows(documents)
+        refused = lm.refused_rows(documents)
         if refused is not None:
             logits = torch.where(refused[..., None], torch.nan, logits)
-        if foretold is None:
+        if targets is None:
             return {"logits": logits}
-        return {"loss": _cross_entropy(logits, foretold, num_items_in_batch), "logits": logits}
+        return {"loss": _cross_entropy(logits, targets, num_items_in_batch), "logits": logits}
 
-    def residual_stream(self, input_ids: Tensor, documents: Tensor | None = None, mix: Mix | None = None) -> Tensor:
+    def residual_stream(self, input_ids: Tensor, documents: Tensor | None = None, *, mix: Mix | None = None) -> Tensor:
         """Return what comes out of the last block, (b, n, d), or (b, d) where `mix` takes the next of a stream."""
         x = self.embed(input_ids)  # (b, n) -> (b, n, d)
         for i, block in enumerate(self.blocks):
             x = block(x, documents, None if mix is None else functools.partial(_of_block, mix, i))
         return cast(Tensor, x)
 
-    def filters(self) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Return the lags and the position bias of each product, in their order, by the name of the lags."""
+    def filters(self) -> dict[str, lm.Filter]:
+        """Return the token-mixing layers, in their order, by the names of their lags."""
         mixers = enumerate(cast(Block, block).mix for block in self.blocks)
-        return {f"blocks.{i}.mix.{name}": pair for i, mixer in mixers for name, pair in mixer.filters().items()}
+        return {f"blocks.{i}.mix.{name}": filter for i, mixer in mixers for name, filter in mixer.filters().items()}
 
     def logits_of(self, x: Tensor) -> Tensor:
         """Return the logits, (..., vocab_size), of what comes out of the last block."""
         x = self.final_norm(x)
         return F.linear(x, self.embed.weight) if self.unembed is None else cast(Tensor, self.unembed(x))
 
-    def checked_ids(self, ids: Tensor) -> Tensor:
-        """Return tokens as embeddings take them, refused where they are none.
+    def checked_tokens(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return tokens as embeddings take them, refused where they are none, and a mask as it is."""
+        return check_tokens("input_ids", input_ids, self.vocab_size), attention_mask
 
-        On other devices than the CPU the embedding and the loss check them by themselves, without waiting for them.
-        """
-        ids = _as_ids("input_ids", ids)
-        if ids.device.type == "cpu" and values_known(ids):
-            _check_vocabulary("token", ids, self.tmm_config.vocab_size)
-        return ids
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are."""
+        return self.tmm_config.vocab_size
 
-    # One token at a time
-
-    stream_plan = streaming.stream_plan
-    stream_init = streaming.stream_init
-    stream_prefill = streaming.stream_prefill
-    stream_step = streaming.stream_step
-    new_tokens = generation.new_tokens
-    generate = generation.generate
+    @property
+    def longest_text(self) -> float:
+        """How many tokens a text can have, infinity without a position bias."""
+        return longest_text(self.tmm_config)
 
 
 def _of_block(mix: Mix, i: int, name: str, x: Tensor) -> Tensor:
-    return mix(f"blocks.{i}.mix.{name}", x)
+    return cast(Tensor, mix(f"blocks.{i}.mix.{name}", x))
 
 
 def _filters(config: TMMConfig) -> tuple[nn.Parameter, nn.Parameter | None]:
@@ -285,50 +276,9 @@ def _norm(config: TMMConfig) -> nn.Module:
     return nn.RMSNorm(config.d_model) if config.norm == "rms" else nn.LayerNorm(config.d_model, eps=1e-5)
 
 
-def _targets(
-    input_ids: Tensor, labels: Tensor | None, targets: Tensor | None, documents: Tensor | None
-) -> Tensor | None:
-    """Return what each position foretells, (b, n); labels are shifted, not the logits, which would be copied."""
-    if labels is not None and targets is not None:
-        raise InputError("labels and targets are both given: give labels, which are shifted here, or shifted targets")
-    if targets is not None:
-        targets = _as_ids("targets", targets)
-        if targets.shape != input_ids.shape:
-            raise InputError(
-                f"targets must have the shape of input_ids: got {tuple(targets.shape)} and {tuple(input_ids.shape)}"
-            )
-        return targets
-    if labels is None:
-        return None
-    labels = _as_ids("labels", labels)
-    if labels.shape != input_ids.shape or labels.shape[1] < 2:
-        raise InputError(
-            f"labels must have the shape of input_ids, with two positions or more: got {tuple(labels.shape)} "
-            f"and {tuple(input_ids.shape)}"
-        )
-    return cast(Tensor, foretold_by(labels, documents))
-
-
 def _cross_entropy(logits: Tensor, targets: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
     """Return the mean cross-entropy of the targets that count."""
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     reduction = "mean" if num_items_in_batch is None else "sum"
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=lm.IGNORED, reduction=reduction)
     return loss if num_items_in_batch is None else loss / num_items_in_batch
-
-
-def _as_ids(name: str, ids: Tensor) -> Tensor:
-    """Return integers of any width as those that embeddings and losses take."""
-    if not isinstance(ids, Tensor) or ids.dtype == torch.bool or ids.is_floating_point() or ids.is_complex():
-        kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
-        raise InputTypeError(f"{name} must be a tensor of integers, got {kind}: tokens are whole numbers")
-    return ids.long()
-
-
-def _check_vocabulary(what: str, ids: Tensor, vocab_size: int) -> None:
-    least, most = map(int, ids.aminmax()) if ids.numel() > 0 else (0, 0)
-    if least < 0 or most >= vocab_size:
-        raise InputError(
-            f"{what} {least if least < 0 else most} is outside the vocabulary of {vocab_size} tokens: "
-            "were the text and the model made with the same tokenizer?"
-        )

@@ -1,4 +1,4 @@
-"""How tokens are drawn from logits in PyTorch: greedily, or by temperature, top-k and top-p."""
+"""Tokens sampled from logits in PyTorch: greedily, or by temperature, top-k and top-p."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from tmm_core.errors import InputError
 
-__all__ = ["Chance", "draw"]
+__all__ = ["RowGenerators", "sample"]
 
 _AT_A_TIME = 64
 
 
-class Chance:
+class RowGenerators:
     """Numbers in [0, 1) for each row of a batch, which depend on the row's seed only.
 
     Parameters
@@ -45,7 +45,7 @@ class Chance:
         return self._block[:, step % _AT_A_TIME]
 
 
-def draw(
+def sample(
     logits: Tensor, uniform: Tensor | None, *, counts: Tensor, temperature: float, top_k: int | None, top_p: float
 ) -> Tensor:
     """Return a token for each row of logits (b, V).

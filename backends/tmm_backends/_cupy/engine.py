@@ -14,7 +14,7 @@ from tmm_core._arrays.exchange import Array
 from tmm_core._arrays.properties import is_real, result_dtype
 from tmm_core._definition import masks, toeplitz
 from tmm_core._definition.fourier import NOISE, fast_length
-from tmm_core.backend import Method, Request
+from tmm_core.backend import LayerStream, Method, Request, StreamLayer
 
 from . import gpu
 from .operations import FAR, ZERO, Operations, Survey
@@ -63,6 +63,10 @@ class CupyEngine:
         if request.dtype == "bfloat16" and int(cupy.__version__.split(".")[0]) < 14:
             return f"CuPy {cupy.__version__} has no bfloat16: install CuPy 14 or later"
         return None
+
+    def stream(self, layer: StreamLayer) -> LayerStream:
+        """Return the streams of a layer, by the definition on CuPy's arrays."""
+        return LayerStream(layer)
 
     def matmul(self, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None) -> Array:
         """Return the product; see `tmm_core.causal_toeplitz_matmul`."""

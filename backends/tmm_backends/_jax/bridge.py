@@ -18,11 +18,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from tmm_core._arrays import properties as arrays
-from tmm_core.backend import Engine, InputError, Method
+from tmm_core.backend import Engine, InputError, Method, Streamer, StreamLayer
 
 from . import host
 from .evaluate import evaluate
-from .streaming import JaxSteps
+from .streaming import JaxStream
 
 __all__ = ["JaxBridge"]
 
@@ -56,9 +56,9 @@ class JaxBridge:
         options = {"lags": lags, "heads": heads, "kernel_size": kernel_size, "method": method}
         return _bind(correlate_p, arrays.conj(x), g, segment_ids, engine=engine, **options)
 
-    def stream_steps(self, engine: Any | None, parts: Any, /) -> JaxSteps:
-        """Return steps in compiled programs, whose products the chosen engine computes; it streams nothing itself."""
-        return JaxSteps(parts)
+    def stream(self, engine: Streamer, layer: StreamLayer, /) -> JaxStream:
+        """Return streams in compiled programs, whose products the chosen engine computes."""
+        return JaxStream(layer)
 
 
 def _bind(operation: Primitive, first: Array, second: Array, ids: Array | None, **params: Any) -> Array:

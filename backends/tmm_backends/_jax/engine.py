@@ -10,7 +10,9 @@ import jax.numpy as jnp
 
 from tmm_core._arrays import exchange
 from tmm_core._definition import masks, toeplitz
-from tmm_core.backend import Method, Request
+from tmm_core.backend import Method, Request, StreamLayer
+
+from .streaming import JaxStream
 
 __all__ = ["JaxEngine", "platforms"]
 
@@ -55,6 +57,10 @@ class JaxEngine:
         if request.device not in ("traced", *platforms()):
             return f"JAX computes on {' and '.join(platforms())} here, and the arrays are on {request.device!r}"
         return None
+
+    def stream(self, layer: StreamLayer) -> JaxStream:
+        """Return the streams of a layer, in compiled programs."""
+        return JaxStream(layer)
 
     def matmul(
         self, w: jax.Array, x: jax.Array, /, *, adjoint: bool, method: Method, segment_ids: jax.Array | None

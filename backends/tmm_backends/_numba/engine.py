@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from tmm_core._arrays import exchange
 from tmm_core._arrays import properties as arrays
 from tmm_core._definition import toeplitz
-from tmm_core.backend import Method, Request
+from tmm_core.backend import Method, Request, StreamLayer
 
 from .correlation import SignalCorrelation
-from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned_empty, aligned_zeros
+from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned_empty
 from .plans import fast_length
 from .product import SignalProduct
-from .streaming import Streams
+from .streaming import NumbaStream
 from .target import CONVERTS_HALVES
 
 __all__ = ["NumbaEngine"]
@@ -135,15 +135,9 @@ class NumbaEngine:
             c[head] = define(x[..., its], g[..., its], 1)[0]
         return c
 
-    def stream_plan(self, w: Array, capacity: int, /, *, leaf: int | None = None) -> Streams:
-        """Return what streams of up to `capacity` tokens need of `w`."""
-        return Streams(w, capacity, leaf)
-
-    def stream_tape(self, shape: tuple[int, int, int], dtype: Any, /) -> Array:
-        """Return a tape of zeros."""
-        return aligned_zeros(shape, dtype)
-
-    stream_step = staticmethod(Streams.step)
+    def stream(self, layer: StreamLayer) -> NumbaStream:
+        """Return the streams of a layer."""
+        return NumbaStream(layer)
 
 
 def _in(arithmetic: Arithmetic, a: Array) -> Array:

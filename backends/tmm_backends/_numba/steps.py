@@ -1,8 +1,8 @@
 """Kernels of streaming: a step of one token, and tiles that carry a block of inputs over to the outputs after it.
 
-A tape is `(rows, length, d)`; entries before `at` hold inputs, those from there on pending outputs. A piece is a row of
-numbers: the first channel, full registers of one filter or 0, channels of a register that is not full or 0, where its
-lags begin in a table, and whether they are one number for all lanes (0), or one for each (1).
+A cache is `(rows, length, d)`; entries before `at` hold inputs, those from there on pending outputs. A piece is a row
+of numbers: the first channel, full registers of one filter or 0, channels of a register that is not full or 0, where
+its lags begin in a table, and whether they are one number for all lanes (0), or one for each (1).
 """
 
 from __future__ import annotations
@@ -81,22 +81,22 @@ def add_4_rows(dtype_tag, y, size, line, row, back, lags, begin, j):
 
 
 @device_function
-def advance_many(dtype_tag, tape, back, count, x, y, size, line, lags, begin):
+def advance_many(dtype_tag, cache, back, count, x, y, size, line, lags, begin):
     """Do a step of full registers, `size` bytes from these addresses on; return whether the results are finite."""
     a = broadcast(lags, begin)
     for i in range(0, size, line):
-        write(dtype_tag, y + i, read(dtype_tag, tape + i) + a * read(dtype_tag, x + i))
+        write(dtype_tag, y + i, read(dtype_tag, cache + i) + a * read(dtype_tag, x + i))
     j = 1
     while j + 7 <= count:
-        add_8_rows(dtype_tag, y, size, line, tape - j * back, back, lags, begin, j)
+        add_8_rows(dtype_tag, y, size, line, cache - j * back, back, lags, begin, j)
         j += 8
     if j + 3 <= count:
-        add_4_rows(dtype_tag, y, size, line, tape - j * back, back, lags, begin, j)
+        add_4_rows(dtype_tag, y, size, line, cache - j * back, back, lags, begin, j)
         j += 4
     while j <= count:
         a = broadcast(lags, begin + j)
         for i in range(0, size, line):
-            write(dtype_tag, y + i, read(dtype_tag, y + i) + a * read(dtype_tag, tape - j * back + i))
+            write(dtype_tag, y + i, read(dtype_tag, y + i) + a * read(dtype_tag, cache - j * back + i))
         j += 1
     peak = zeros(lags)
     for i in range(0, size, line):
@@ -104,7 +104,7 @@ def advance_many(dtype_tag, tape, back, count, x, y, size, line, lags, begin):
     if not finite(peak):
         return False
     for i in range(0, size, line):
-        write(dtype_tag, tape + i, read(dtype_tag, x + i))
+        write(dtype_tag, cache + i, read(dtype_tag, x + i))
     return True
 
 
@@ -134,20 +134,20 @@ def factor(lags, at, each, j):
 
 
 @device_function
-def advance_one(dtype_tag, tape, back, count, x, y, item, channels, lags, at, each):
+def advance_one(dtype_tag, cache, back, count, x, y, item, channels, lags, at, each):
     """Do the same for one register, or a part of one."""
     inputs = fetch_piece(dtype_tag, x, item, channels)
     total = factor(lags, at, each, 0) * inputs
     for begin in range(0, count + 1, RUN):
         some = zeros(lags)
         for j in range(begin, min(begin + RUN, count + 1)):  # the first is what was pending
-            row = fetch_piece(dtype_tag, tape - j * back, item, channels)
+            row = fetch_piece(dtype_tag, cache - j * back, item, channels)
             some = row if j == 0 else some + factor(lags, at, each, j) * row
         total = total + some
     put_piece(dtype_tag, y, channels, total)
     if not finite(total):
         return False
-    put_piece(dtype_tag, tape, channels, inputs)
+    put_piece(dtype_tag, cache, channels, inputs)
     return True
 
 
@@ -160,21 +160,21 @@ finite, perhaps in error.
 
 
 @device_function
-def whole(tape, d, most):
+def whole(cache, d, most):
     """Return how many rows are done at once: all, or none where there are too many or their channels are others."""
-    if tape.shape[2] != d or (tape.shape[0] > most and tape.shape[0] > 1):
+    if cache.shape[2] != d or (cache.shape[0] > most and cache.shape[0] > 1):
         return -1
-    return tape.shape[0]
+    return cache.shape[0]
 
 
 @device_function
-def outcome(tape, at, leaf, missed):
+def outcome(cache, at, leaf, missed):
     """Return what a step returns."""
-    return 2 * missed + ((at + 1) % leaf == 0 and at + 1 < tape.shape[1])
+    return 2 * missed + ((at + 1) % leaf == 0 and at + 1 < cache.shape[1])
 
 
 @kernel
-def step(dtype_tags, tape, at, x, y, pieces, lags, first, last):
+def step(dtype_tags, cache, at, x, y, pieces, lags, first, last):
     """Do a step of some rows but for its tile.
 
     The first piece is none: it has the leaf, the most inputs that are summed beside the last one, the channels,
@@ -182,13 +182,13 @@ def step(dtype_tags, tape, at, x, y, pieces, lags, first, last):
     """
     leaf, most, dtype_tag, missed = pieces[0, 0], pieces[0, 1], dtype_tags[0], 0
     if last < 0:
-        last = whole(tape, pieces[0, 2], pieces[0, 3])
+        last = whole(cache, pieces[0, 2], pieces[0, 3])
         if last < 0:
             return ELSEWHERE
-    item = np.int64(tape.itemsize)
-    length, back, line = tape.shape[1], tape.shape[2] * item, width(lags) * item
+    item = np.int64(cache.itemsize)
+    length, back, line = cache.shape[1], cache.shape[2] * item, width(lags) * item
     count = min(at % leaf, most)
-    here = np.int64(tape.ctypes.data) + (first * length + at) * back
+    here = np.int64(cache.ctypes.data) + (first * length + at) * back
     x_at, y_at = np.int64(x.ctypes.data) + first * back, np.int64(y.ctypes.data) + first * back
     for _ in range(first, last):
         for p in range(1, pieces.shape[0]):
@@ -204,35 +204,35 @@ def step(dtype_tags, tape, at, x, y, pieces, lags, first, last):
                 )
             missed += not done
         here, x_at, y_at = here + length * back, x_at + back, y_at + back
-    return outcome(tape, at, leaf, missed)
+    return outcome(cache, at, leaf, missed)
 
 
 @kernel
-def step_across_channels(dtype_tags, tape, at, x, y, pieces, lags, first, last):
+def step_across_channels(dtype_tags, cache, at, x, y, pieces, lags, first, last):
     """Do the same with filters `lags`, `(h, m, k)`, that read neighbouring channels; a piece is a head."""
     leaf, most, missed = pieces[0, 0], pieces[0, 1], 0
     if last < 0:
-        last = whole(tape, pieces[0, 2], pieces[0, 3])
+        last = whole(cache, pieces[0, 2], pieces[0, 3])
         if last < 0:
             return ELSEWHERE
     heads, kernel_size, many = lags.shape
-    lanes, lags, channels, count = width(lags), lags.reshape(-1), tape.shape[2] // heads, min(at % leaf, most)
+    lanes, lags, channels, count = width(lags), lags.reshape(-1), cache.shape[2] // heads, min(at % leaf, most)
     size = channels + -channels % lanes
-    total, some = np.empty(size, tape.dtype), np.empty(size, tape.dtype)
-    window = np.zeros(kernel_size - 1 + size, tape.dtype)  # a row of a head, zeros before it
-    pending = np.empty(channels, tape.dtype)
+    total, some = np.empty(size, cache.dtype), np.empty(size, cache.dtype)
+    window = np.zeros(kernel_size - 1 + size, cache.dtype)  # a row of a head, zeros before it
+    pending = np.empty(channels, cache.dtype)
     for row in range(first, last):
         for head in range(heads):
             low = head * channels
             for c in range(channels):
-                pending[c] = tape[row, at, low + c]
+                pending[c] = cache[row, at, low + c]
                 total[c] = pending[c]
-                tape[row, at, low + c] = x[row, low + c]
+                cache[row, at, low + c] = x[row, low + c]
             for begin in range(0, count + 1, RUN):
                 some[:] = 0
                 for j in range(begin, min(begin + RUN, count + 1)):
                     for c in range(channels):
-                        window[kernel_size - 1 + c] = tape[row, at - j, low + c]
+                        window[kernel_size - 1 + c] = cache[row, at - j, low + c]
                     for r in range(0, size, lanes):
                         sums = load(some, r)
                         for i in range(kernel_size):
@@ -247,8 +247,8 @@ def step_across_channels(dtype_tags, tape, at, x, y, pieces, lags, first, last):
             if bad > 0:
                 missed += 1
                 for c in range(channels):
-                    tape[row, at, low + c] = pending[c]
-    return outcome(tape, at, leaf, missed)
+                    cache[row, at, low + c] = pending[c]
+    return outcome(cache, at, leaf, missed)
 
 
 # Tiles ---------------------------------------------------------------------------------------------------------------
@@ -277,22 +277,22 @@ def add_signal(dtype_tag, address, step, item, channels, n, buffer, quarter, con
 
 @kernel
 def add_tile(
-    dtype_tags, inputs, begin, tape, at, count, groups, heads, filters, scales, constants, steps, low, high,
+    dtype_tags, inputs, begin, cache, at, count, groups, heads, filters, scales, constants, steps, low, high,
     buffer, tile, scratch, undone, first, last,
 ):  # fmt: skip
-    """Add what inputs from an entry on contribute to `count` of the tape from the entry `at` on.
+    """Add what inputs from an entry on contribute to `count` of the cache from the entry `at` on.
 
     They are as many as the spectra of tiles, `filters`, are long. A job is one group of channels of one row, and
     `undone[job]` tells whether it may leave the range; return how many do.
     """
-    dtype_tag, item, size, d = dtype_tags[0], np.int64(filters.itemsize), filters.shape[1] // 2, tape.shape[2]
+    dtype_tag, item, size, d = dtype_tags[0], np.int64(filters.itemsize), filters.shape[1] // 2, cache.shape[2]
     step, missed = d * item, 0
-    x, y = np.int64(inputs.ctypes.data) + begin * step, np.int64(tape.ctypes.data) + at * step
+    x, y = np.int64(inputs.ctypes.data) + begin * step, np.int64(cache.ctypes.data) + at * step
     for job in range(first, last):
         row, group = job // groups.shape[0], job % groups.shape[0]
         channel, channels, filter = groups[group]
         here = x + (row * inputs.shape[1] * d + channel) * item
-        there = y + (row * tape.shape[1] * d + channel) * item
+        there = y + (row * cache.shape[1] * d + channel) * item
         peak = load_signal(dtype_tag, here, step, item, channels, size, buffer, size // 4, constants)
         undone[job] = not in_range(peak, low, high, scratch)
         missed += undone[job]

@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tmm_core._definition import toeplitz
+from tmm_core.backend import LayerStream, StreamLayer
 
 from . import steps
 from .lanes import DTYPE_TAGS
-from .operands import ARITHMETIC, Groups
+from .operands import ARITHMETIC, Groups, aligned_zeros
 from .threads import parallel_for, thread_count
 from .tiles import Tiles, marked_channels
 
-__all__ = ["Streams"]
+__all__ = ["NumbaStream"]
 
 Array = NDArray[Any]
 
@@ -35,41 +36,46 @@ LARGE = 1 << 20
 """Steps of fewer multiplications are left to one thread."""
 
 
-class Streams:
-    """What streams of up to `capacity` tokens need of the filters `w`, `(h, m, k)`, in the dtype of their tapes."""
+class NumbaStream(LayerStream):
+    """The streams of a layer, whose steps are calls of kernels that write to the cache."""
 
-    leaf: int
-    """Inputs since the last multiple of it are summed directly."""
-
-    def __init__(self, w: Array, capacity: int, leaf: int | None) -> None:
-        """Choose the leaf; all else is made when it is needed, for it depends on the channels of a tape."""
-        self.leaf = leaf or (power_from(capacity) if capacity <= SHORT else LEAF)
-        self._w = w[..., :capacity]
+    def __init__(self, layer: StreamLayer) -> None:
+        """Choose the leaf; all else is made when it is needed, for it depends on the channels of a cache."""
+        super().__init__(layer, power_from(layer.capacity) if layer.capacity <= SHORT else LEAF)
+        self._w = layer.lags[..., : layer.capacity]
         # Beyond the last lag a tile of `leaf` inputs is as good as a smaller one: what it adds is zero.
         self._largest = max(self.leaf, power_from(self._w.shape[-1]))
         self._layouts: dict[int, _Layout] = {}
         self._recent: tuple[Callable[..., int], Any, Any, Any] = _not_yet, None, None, None
 
-    def step(self, tape: Array, at: int, x: Array, y: Array) -> None:
-        """Do a step; see `tmm_core.backend.Streamer`.
+    def new_cache(self, rows: int, length: int, channels: int) -> Array:
+        """Return a cache of zeros, from the beginning of a cache line on."""
+        return aligned_zeros((rows, length, channels), self._w.dtype)
+
+    def step(self, cache: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
+        """Return the output of a token, and the cache.
 
         Most steps are a single call of 0.5 us, which also tells whether there is more to do.
         """
+        if not x.flags.c_contiguous:
+            x = x.copy()
+        y = np.empty(x.shape, x.dtype)
         run, dtype_tags, pieces, lags = self._recent
-        outcome = run(dtype_tags, tape, at, x, y, pieces, lags, 0, -1)
+        outcome = run(dtype_tags, cache, at, x, y, pieces, lags, 0, -1)
         if outcome:
-            self._finish(outcome, tape, at, x, y)
+            self._finish(outcome, cache, at, x, y)
+        return (y if self.plain else self.finished(y, position, padding)), cache
 
-    def _finish(self, outcome: int, tape: Array, at: int, x: Array, y: Array) -> None:
+    def _finish(self, outcome: int, cache: Array, at: int, x: Array, y: Array) -> None:
         """Do the rest of a step."""
-        layout, after = self._layout(tape.shape[2]), at + 1
+        layout, after = self._layout(cache.shape[2]), at + 1
         if outcome == steps.ELSEWHERE:
-            outcome = layout.step(tape, at, x, y)
+            outcome = layout.step(cache, at, x, y)
             self._recent = layout.run, layout.dtype_tags, layout.pieces, layout.lags
         if outcome > steps.TILE:
-            layout.define(tape, at, at % self.leaf, x, y)
+            layout.define(cache, at, at % self.leaf, x, y)
         if outcome & steps.TILE:
-            layout.tiles.add(tape, after, min(after & -after, self._largest))
+            layout.tiles.add(cache, after, min(after & -after, self._largest))
 
     def _layout(self, d: int) -> _Layout:
         found = self._layouts.get(d)
@@ -89,7 +95,7 @@ def power_from(n: int) -> int:
 
 
 class _Layout:
-    """The same for tapes of `d` channels."""
+    """The same for caches of `d` channels."""
 
     def __init__(self, w: Array, d: int, leaf: int) -> None:
         arithmetic = ARITHMETIC[w.dtype.name]
@@ -104,35 +110,35 @@ class _Layout:
             self.pieces, self.lags = _pieces(head, lags[:, 0], Groups.of(d, len(w), arithmetic.lanes, packed=True))
         self.run: Callable[..., int] = self._first
 
-    def _first(self, dtype_tags: Any, tape: Array, at: int, x: Array, *others: Any) -> int:
+    def _first(self, dtype_tags: Any, cache: Array, at: int, x: Array, *others: Any) -> int:
         """Run for the first time: compile, and then go around the look-up of types, which takes 0.5 us."""
-        arguments = (dtype_tags, tape, at, x.copy(), *others)  # not read-only
+        arguments = (dtype_tags, cache, at, x.copy(), *others)  # not read-only
         missed: int = self.kernel(*arguments)
         self.run = self.kernel.entry(*arguments)
         return missed
 
-    def step(self, tape: Array, at: int, x: Array, y: Array) -> int:
+    def step(self, cache: Array, at: int, x: Array, y: Array) -> int:
         """Do a step but for its tile, by threads where it is large; return what is left to do."""
         outcomes: list[int] = []
 
         def work(first: int, last: int) -> None:
-            outcomes.append(self.run(self.dtype_tags, tape, at, x, y, self.pieces, self.lags, first, last))
+            outcomes.append(self.run(self.dtype_tags, cache, at, x, y, self.pieces, self.lags, first, last))
 
-        few = len(tape) * self.d * self.leaf < LARGE
-        parallel_for(len(tape), lambda: work, threads=1 if few else thread_count())
+        few = len(cache) * self.d * self.leaf < LARGE
+        parallel_for(len(cache), lambda: work, threads=1 if few else thread_count())
         return max(outcomes, default=0)
 
-    def define(self, tape: Array, at: int, count: int, x: Array, y: Array) -> None:
+    def define(self, cache: Array, at: int, count: int, x: Array, y: Array) -> None:
         """Do by the definition what is not finite, the last `count` inputs being those of the step."""
         past = min(count, self.w.shape[-1] - 1)
         for row, head, channels in marked_channels(~np.isfinite(y), self.w):
-            inputs = np.concatenate([tape[row, at - past : at], x[row : row + 1]])[:, channels]
+            inputs = np.concatenate([cache[row, at - past : at], x[row : row + 1]])[:, channels]
             product = toeplitz.causal_toeplitz_matmul(
                 self.w[head : head + 1], inputs, adjoint=False, method="auto", segment_ids=None
             )
             with np.errstate(all="ignore"):
-                y[row, channels] = tape[row, at, channels] + product[-1]
-        tape[:, at] = x
+                y[row, channels] = cache[row, at, channels] + product[-1]
+        cache[:, at] = x
 
 
 def _pieces(head: tuple[int, ...], lags: Array, groups: Groups) -> tuple[Array, Array]:

@@ -50,7 +50,7 @@ def marked_channels(marks: Array, w: Array) -> Iterator[tuple[int, int, Array]]:
 
 
 class Tiles:
-    """Tiles of the filters `w`, `(h, m, k)`, for tapes of `d` channels."""
+    """Tiles of the filters `w`, `(h, m, k)`, for caches of `d` channels."""
 
     def __init__(self, w: Array, d: int, arithmetic: Arithmetic) -> None:
         """Scale the filters; spectra are made when they are first needed."""
@@ -67,27 +67,29 @@ class Tiles:
         self._run: Callable[..., int] = self._first
         self._free: list[tuple[Array, Array, Array]] = []  # memory that no call is using: two streams may step at once
 
-    def add(self, tape: Array, at: int, size: int) -> None:
-        """Add to `tape[:, at : at + size]` what the inputs in `tape[:, at - size : at]` contribute."""
-        inputs, begin = tape, at - size
+    def add(self, cache: Array, at: int, size: int) -> None:
+        """Add to `cache[:, at : at + size]` what the inputs in `cache[:, at - size : at]` contribute."""
+        inputs, begin = cache, at - size
         if size < SHORTEST:  # a shorter transform there is not: zeros come before
-            inputs, begin = np.zeros((tape.shape[0], SHORTEST, tape.shape[2]), tape.dtype), 0
-            inputs[:, SHORTEST - size :] = tape[:, at - size : at]
+            inputs, begin = np.zeros((cache.shape[0], SHORTEST, cache.shape[2]), cache.dtype), 0
+            inputs[:, SHORTEST - size :] = cache[:, at - size : at]
         add = self._over_groups if self.w.shape[1] == 1 else self._across_channels
-        count = min(size, tape.shape[1] - at)
-        missed, undone = add(inputs, begin, tape, at, count, max(size, SHORTEST))
-        if (missed or self._unsafe) and tape.size:
-            channels = np.repeat(undone.reshape(len(tape), -1), self.widths, axis=1)
-            channels |= np.repeat(self.filters.unsafe, tape.shape[2] // len(self.w))
-            self._define(tape, at, size, channels)
+        count = min(size, cache.shape[1] - at)
+        missed, undone = add(inputs, begin, cache, at, count, max(size, SHORTEST))
+        if (missed or self._unsafe) and cache.size:
+            channels = np.repeat(undone.reshape(len(cache), -1), self.widths, axis=1)
+            channels |= np.repeat(self.filters.unsafe, cache.shape[2] // len(self.w))
+            self._define(cache, at, size, channels)
 
-    def _over_groups(self, inputs: Array, begin: int, tape: Array, at: int, count: int, size: int) -> tuple[int, Array]:
+    def _over_groups(
+        self, inputs: Array, begin: int, cache: Array, at: int, count: int, size: int
+    ) -> tuple[int, Array]:
         """Add what is safe; return which rows and groups are not, and how many."""
         filters = self._constants.get(size) or self._constants_of(size)
-        jobs = tape.shape[0] * len(self.pieces)
+        jobs = cache.shape[0] * len(self.pieces)
         undone = np.empty(jobs, bool)
-        arguments = self.dtype_tags, inputs, begin, tape, at, count, *filters
-        entries = tape.shape[0] * tape.shape[2] * size
+        arguments = self.dtype_tags, inputs, begin, cache, at, count, *filters
+        entries = cache.shape[0] * cache.shape[2] * size
         if entries < LARGE and size <= KEPT:  # as most tiles are
             try:
                 memory = self._free.pop()
@@ -123,19 +125,19 @@ class Tiles:
         return missed
 
     def _memory(self, size: int) -> tuple[Array, Array, Array]:
-        """Return what one thread needs beside the tape."""
+        """Return what one thread needs beside the cache."""
         a = self.arithmetic
         buffer, scratch = transform_buffers(a, size, 1)
         return buffer, aligned_empty((TILE, 2 * a.lanes), a.compute_dtype), scratch
 
     def _across_channels(
-        self, inputs: Array, begin: int, tape: Array, at: int, count: int, size: int
+        self, inputs: Array, begin: int, cache: Array, at: int, count: int, size: int
     ) -> tuple[int, Array]:
-        """Do the same for filters that read neighbouring channels, by a product beside the tape."""
+        """Do the same for filters that read neighbouring channels, by a product beside the cache."""
         a, spectra = self.arithmetic, self._spectra_of(size)
         passes = plan(size, a.compute_dtype)
         heads, kernel_size, _ = self.w.shape
-        inputs, outputs, d = inputs[:, begin : begin + size], tape[:, at : at + count], tape.shape[2]
+        inputs, outputs, d = inputs[:, begin : begin + size], cache[:, at : at + count], cache.shape[2]
         products = np.empty((len(inputs), size, d), a.compute_dtype)
         undone = np.zeros(len(inputs) * heads, bool)
         signals = Signals.of(len(inputs), size, None).rows(inputs, products)
@@ -177,14 +179,14 @@ class Tiles:
             self._spectra[size] = found
         return found
 
-    def _define(self, tape: Array, at: int, size: int, channels: Array) -> None:
+    def _define(self, cache: Array, at: int, size: int, channels: Array) -> None:
         """Add the tile for the channels that are marked, `(rows, d)`, by the definition."""
-        count = min(size, tape.shape[1] - at)
+        count = min(size, cache.shape[1] - at)
         for row, head, its in marked_channels(channels, self.w):
-            inputs = np.zeros((2 * size, len(its)), tape.dtype)
-            inputs[:size] = tape[row, at - size : at, its].T
+            inputs = np.zeros((2 * size, len(its)), cache.dtype)
+            inputs[:size] = cache[row, at - size : at, its].T
             product = toeplitz.causal_toeplitz_matmul(
                 self.w[head : head + 1, :, : 2 * size], inputs, adjoint=False, method="auto", segment_ids=None
             )
             with np.errstate(all="ignore"):
-                tape[row, at : at + count, its] += product[size : size + count].T
+                cache[row, at : at + count, its] += product[size : size + count].T

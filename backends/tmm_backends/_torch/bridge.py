@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tmm_core.backend import Engine, Method
-from tmm_core.streaming._steps import Parts, Steps
+from tmm_core.backend import Engine, LayerStream, Method, Streamer, StreamLayer
 
-from . import recorded
-from .streaming import TorchForeignSteps, TorchSteps
+from . import recorded, streaming
 
 __all__ = ["TorchBridge"]
 
@@ -47,11 +45,16 @@ class TorchBridge:
         """Return the correlation as a differentiable operation."""
         return _apply(Correlation, x, g, segment_ids, engine, lags, heads, kernel_size, method)
 
-    def stream_steps(self, engine: Any | None, parts: Parts, /) -> Steps:
-        """Return how streams of tensors go on: an engine of NumPy arrays steps in the tensors' own memory."""
-        if engine is None or engine.owns(torch.empty(0, device="cpu").numpy()):
-            return TorchSteps(engine, parts)
-        return TorchForeignSteps(engine, parts)
+    def stream(self, engine: Streamer, layer: StreamLayer, /) -> LayerStream:
+        """Return the streams of a layer of tensors."""
+        return streaming.stream_by(engine, layer)
+
+    def recording(self) -> bool:
+        """Return whether a program is being compiled."""
+        return torch.compiler.is_compiling()
+
+    handle_of = staticmethod(streaming.handle_of)
+    record_step = staticmethod(streaming.record_step)
 
 
 def _apply(operation: type[torch.autograd.Function], *arguments: Any) -> Tensor:

@@ -12,10 +12,11 @@ from torch import Tensor
 from tmm_core._arrays import exchange
 from tmm_core._arrays.properties import result_dtype_name
 from tmm_core._definition import masks, toeplitz
-from tmm_core.backend import Method, Request
+from tmm_core.backend import LayerStream, Method, Request, StreamLayer
 
 from .pieces import choose_algorithm, pieces, take
 from .scales import Scales, rescaled
+from .streaming import TensorStream
 
 __all__ = ["TorchEngine"]
 
@@ -55,6 +56,10 @@ class TorchEngine:
         if request.device not in ("cpu", "cuda", "meta"):
             return f"PyTorch's engine computes on cpu and cuda, and the arrays are on {request.device!r}"
         return None
+
+    def stream(self, layer: StreamLayer) -> LayerStream:
+        """Return the streams of a layer, by the definition on tensors."""
+        return TensorStream(layer)
 
     @torch.no_grad()
     def matmul(self, w: Tensor, x: Tensor, /, *, adjoint: bool, method: Method, segment_ids: Tensor | None) -> Tensor:

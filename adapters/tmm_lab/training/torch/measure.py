@@ -10,7 +10,7 @@ import torch
 from tmm_adapters.pretrained import load_model
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_adapters.torch import LanguageModel
-from tmm_adapters.torch.streaming import evaluating
+from tmm_adapters.torch.streaming import eval_mode
 from tmm_core import TMMConfig
 
 from ...evaluation.measure import Batch
@@ -35,7 +35,7 @@ class TorchModel:
         """Return the summed cross-entropy (nats) of the targets of a batch."""
         device = next(self.model.parameters()).device
         tensors = {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
-        with evaluating(self.model):
+        with eval_mode(self.model):
             return float(self.model(**tensors, num_items_in_batch=1)["loss"])
 
     def continued(

@@ -1,6 +1,6 @@
-"""Streaming written out in array-API calls: the definition of what `streaming.py` offers, and its oracle.
+"""The sums of a streamed product, split so that none looks ahead: relaxed multiplication in array-API calls.
 
-A *tape* `(b, length, d)` holds, at each entry, the input of a time that has passed or the pending output of a later
+A *cache* `(b, length, d)` holds, at each entry, the input of a time that has passed or the pending output of a later
 one: the sum of what earlier inputs contribute to it. The two occupy complementary times: one number a time is enough.
 
 An input contributes to the outputs of its own *leaf* of times directly, to later ones by *tiles*: when u tokens have
@@ -19,13 +19,10 @@ import array_api_compat as compat
 from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import device_of, nan_where, shift_channels
 
-__all__ = ["LEAF", "add_tile", "extended", "flushed", "step", "tile_size", "weighted"]
+__all__ = ["add_tile", "extended", "flushed", "step", "tile_size", "weighted"]
 
-LEAF = 64
-"""Inputs summed directly: on one core in NumPy, (1, 512) float32, a tile of 64 takes as long as some 10 such sums."""
-
-Product = Callable[[Array, Array], Array]
-"""The causal Toeplitz product of lags `(h, m, k)` and signals `(b, n, d)`."""
+Product = Callable[..., Array]
+"""The causal Toeplitz product of lags `(h, m, k)` and signals `(b, n, d)`; with `segment_ids=` that of documents."""
 
 
 def tile_size(u: int, lags: int) -> int:
@@ -37,18 +34,18 @@ def tile_size(u: int, lags: int) -> int:
     return min(u & -u, 1 << max(0, lags - 1).bit_length())
 
 
-def step(product: Product, w: Array, tape: Array, at: int, x: Array, leaf: int) -> tuple[Array, Array]:
-    """Return the output `(b, d)` of the input x at entry `at`, and the tape after it; see `Streamer.stream_step`.
+def step(product: Product, w: Array, cache: Array, at: int, x: Array, leaf: int) -> tuple[Array, Array]:
+    """Return the output `(b, d)` of the input x at entry `at`, and the cache after it.
 
     Entries of `w` and `x` that are not finite are NaN, which sums hand on as the law of products says.
     """
     x = nan_where(~namespace_of(x).isfinite(x), x)
     used = min(at % leaf + 1, w.shape[-1])
-    recent = namespace_of(x).concat([tape[:, at + 1 - used : at, :], x[:, None, :]], axis=1)
-    y = tape[:, at, :] + weighted(w[..., :used], recent)
-    tape = _put(tape, at, at + 1, x[:, None, :])
+    recent = namespace_of(x).concat([cache[:, at + 1 - used : at, :], x[:, None, :]], axis=1)
+    y = cache[:, at, :] + weighted(w[..., :used], recent)
+    cache = _put(cache, at, at + 1, x[:, None, :])
     u = at + 1
-    return y, tape if u % leaf else add_tile(product, w, tape, u)
+    return y, cache if u % leaf else add_tile(product, w, cache, u)
 
 
 def weighted(w: Array, recent: Array) -> Array:
@@ -65,29 +62,29 @@ def weighted(w: Array, recent: Array) -> Array:
     return xp.reshape(total, (rows, d))
 
 
-def add_tile(product: Product, w: Array, tape: Array, u: int) -> Array:
-    """Return the tape after the tile at u: the last k inputs' contributions are in the next k outputs."""
+def add_tile(product: Product, w: Array, cache: Array, u: int) -> Array:
+    """Return the cache after the tile at u: the last k inputs' contributions are in the next k outputs."""
     size = tile_size(u, w.shape[-1])
-    count = min(size, tape.shape[1] - u)
+    count = min(size, cache.shape[1] - u)
     if count == 0:
-        return tape
-    whole = product(w[..., : min(2 * size, w.shape[-1])], extended(tape[:, u - size : u, :], count))
-    return _put(tape, u, u + count, tape[:, u : u + count, :] + whole[:, size:, :])
+        return cache
+    whole = product(w[..., : min(2 * size, w.shape[-1])], extended(cache[:, u - size : u, :], count))
+    return _put(cache, u, u + count, cache[:, u : u + count, :] + whole[:, size:, :])
 
 
-def flushed(product: Product, w: Array, tape: Array, at: int, leaf: int) -> Array:
+def flushed(product: Product, w: Array, cache: Array, at: int, leaf: int) -> Array:
     """Return the pending outputs `(b, length - at, d)` with all that the inputs before entry `at` contribute.
 
     Tiles have brought a block of 2^j inputs at a, where a is a multiple of 2^(j+1), up to the output a + 2 * 2^j, and
     the inputs of the current leaf nowhere.
     """
-    xp = namespace_of(tape)
-    pending = tape[:, at:, :]
+    xp = namespace_of(cache)
+    pending = cache[:, at:, :]
     for begin, size in _blocks(at, leaf):
         first = begin + 2 * size if size >= leaf else at
-        last = min(tape.shape[1], begin + size + w.shape[-1] - 1)  # lags reach no further
+        last = min(cache.shape[1], begin + size + w.shape[-1] - 1)  # lags reach no further
         if first < last:
-            whole = product(w, extended(tape[:, begin : begin + size, :], last - begin - size))
+            whole = product(w, extended(cache[:, begin : begin + size, :], last - begin - size))
             gained = pending[:, first - at : last - at, :] + whole[:, first - begin :, :]
             pending = xp.concat([pending[:, : first - at, :], gained, pending[:, last - at :, :]], axis=1)
     return pending
@@ -111,9 +108,9 @@ def extended(x: Array, count: int) -> Array:
     return xp.concat([x, zeros], axis=1)
 
 
-def _put(tape: Array, first: int, last: int, values: Array) -> Array:
-    """Return the tape with new values at these entries; in its own memory where the library writes to arrays."""
-    if compat.is_jax_array(tape):
-        return tape.at[:, first:last, :].set(values)
-    tape[:, first:last, :] = values
-    return tape
+def _put(cache: Array, first: int, last: int, values: Array) -> Array:
+    """Return the cache with new values at these entries; in its own memory where the library writes to arrays."""
+    if compat.is_jax_array(cache):
+        return cache.at[:, first:last, :].set(values)
+    cache[:, first:last, :] = values
+    return cache

@@ -1,0 +1,280 @@
+"""Streams of a token-mixing layer as pure functions of a cache: the definition of `tmm_core.streaming`, and its oracle.
+
+`(cache, at, position, padding, x) -> (y, cache)`: the outputs of the next tokens of a batch, and the cache after them.
+`at` is the cache's entry of the next token and `position` its time, which has the padding of each row before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+from .._arrays.exchange import Array, namespace_of, share_like
+from .._arrays.properties import device_of, nan_where, values_within_reach
+from ..errors import InputError, InputTypeError
+from . import tiles
+from .toeplitz import quiet
+
+if TYPE_CHECKING:
+    from ..streaming import StreamPlan
+    from ..streaming._plans import Stepper
+
+__all__ = [
+    "ExchangedStream",
+    "LayerStream",
+    "StreamLayer",
+    "StreamState",
+    "indices_like",
+    "least_of",
+    "no_room",
+    "other_plan",
+]
+
+LEAF = 64
+"""Inputs summed directly: on one core in NumPy, (1, 512) float32, a tile of 64 takes as long as some 10 such sums."""
+
+
+@dataclass(frozen=True)
+class StreamLayer:
+    """A token-mixing layer in the dtype that its streams are computed in, float32 and above."""
+
+    lags: Array
+    """(h, m, k), NaN for all that are not finite."""
+    sums: Array | None
+    """(positions, h, 1): what a mean divides by."""
+    bias: Array | None
+    """(positions, h, 1)"""
+    product: tiles.Product
+    """The product of prompts and tiles, by the plan's choice of backend; equal choices compare equal."""
+    capacity: int
+    leaf: int | None = None
+    """A power of two in place of the stream's own choice; see `LayerStream.leaf`."""
+
+    def handed_to(self, receive: Callable[[Array], Array]) -> StreamLayer:
+        """Return the layer with its arrays handed over to another library."""
+        lags, sums, bias = (None if a is None else receive(a) for a in (self.lags, self.sums, self.bias))
+        return replace(self, lags=lags, sums=sums, bias=bias)
+
+
+class LayerStream:
+    """The streams of one layer as pure functions, by the definition in the arrays' own namespace.
+
+    Engines and bridges override what they do better: all functions at once, or `step` and `new_cache` alone. Arrays
+    are in the layer's dtype, tokens `(b, d)` or `(b, n, d)`. A cache that is given is consumed: it may be written to.
+    """
+
+    leaf: int
+    """A power of two: inputs since the last multiple of it are summed directly, older ones are in tiles."""
+
+    def __init__(self, layer: StreamLayer, leaf: int | None = None) -> None:
+        """Prepare for the streams of a layer, with this leaf unless the layer has its own."""
+        self.layer = layer
+        self.leaf = layer.leaf or leaf or LEAF
+        self.plain = layer.sums is None and layer.bias is None
+        self.xp = namespace_of(layer.lags)
+        nan = self.xp.any(self.xp.isnan(layer.lags))
+        self.nan_lags = not values_within_reach(nan) or bool(nan)  # or may be
+
+    def new_cache(self, rows: int, length: int, channels: int) -> Array:
+        """Return a cache without inputs."""
+        lags = self.layer.lags
+        return self.xp.zeros((rows, length, channels), dtype=lags.dtype, device=device_of(lags))
+
+    def begin(self, x: Array, padding: Array | None, length: int) -> tuple[Array, Array]:
+        """Return the outputs for a first prompt `(b, n, d)`, and a cache of `length` entries for the times after it.
+
+        What the padding holds does not matter, and outputs there are zeros.
+        """
+        xp, n, lags = self.xp, x.shape[1], self.layer.lags
+        reach = n + min(length, lags.shape[-1] - 1)
+        ids = None
+        if padding is not None:
+            token = _after(padding, n)[..., None]
+            x = xp.where(token, x, xp.zeros_like(x))
+            if self.nan_lags:  # makes NaN from a document's first token on, not from its padding's
+                ids = xp.astype(_after(padding, reach), padding.dtype)
+        whole = self.layer.product(lags, tiles.extended(x, reach - n), segment_ids=ids)  # (b, reach, d)
+        y = self._finished_all(whole[:, :n, :], 0, padding)
+        cache = tiles.extended(whole[:, n:, :], n + length - reach)
+        if padding is not None:
+            y = xp.where(token, y, xp.zeros_like(y))
+            wrong = ((padding < 0) | (padding >= n))[:, None, None]
+            if not values_within_reach(wrong):
+                y, cache = nan_where(wrong, y), nan_where(wrong, cache)
+        return y, cache
+
+    def resume(self, cache: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
+        """Return the outputs for tokens `(b, n, d)` that follow, and a cache that begins after them."""
+        xp, n, lags = self.xp, x.shape[1], self.layer.lags
+        reach = min(cache.shape[1] - at, n + lags.shape[-1] - 1)
+        y = self.layer.product(lags, tiles.extended(x, reach - n))  # (b, reach, d)
+        pending = tiles.flushed(self.layer.product, lags, cache, at, self.leaf)
+        y = y + pending[:, :reach, :]
+        later = xp.concat([y[:, n:, :], pending[:, reach:, :]], axis=1)
+        return self._finished_all(y[:, :n, :], position, padding), later
+
+    def step(self, cache: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
+        """Return the output for a token `(b, d)`, and the cache after it."""
+        with quiet():
+            y, cache = tiles.step(self.layer.product, self.layer.lags, cache, at, x, self.leaf)
+        return self.finished(y, position, padding), cache
+
+    def finished(self, y: Array, position: int, padding: Array | None) -> Array:
+        """Return outputs `(b, d)` at a position, divided by the sums and with the bias added; y may be written to."""
+        if self.plain:
+            return y
+        xp, sums, bias, shape = self.xp, self.layer.sums, self.layer.bias, y.shape
+        heads = self.layer.lags.shape[0]
+        y = xp.reshape(y, (shape[0], heads, shape[1] // heads))
+        if padding is None:
+            sums, bias = (None if a is None else a[position, ...] for a in (sums, bias))
+        else:
+            sums, bias = (None if a is None else xp.take(a, position - padding, axis=0) for a in (sums, bias))
+        if sums is not None:
+            y /= sums
+        if bias is not None:
+            y += bias
+        return xp.reshape(y, shape)
+
+    def _finished_all(self, y: Array, begin: int, padding: Array | None) -> Array:
+        """Return outputs `(b, n, d)` from position `begin` on, finished as those of single tokens."""
+        if self.plain:
+            return y
+        xp, shape, heads = self.xp, y.shape, self.layer.lags.shape[0]
+        n, tables = shape[1], (self.layer.sums, self.layer.bias)
+        y = xp.reshape(y, (*shape[:2], heads, shape[2] // heads))
+        if padding is None:
+            sums, bias = (None if a is None else a[begin : begin + n, ...] for a in tables)
+        else:
+            times = xp.arange(begin, begin + n, dtype=padding.dtype, device=device_of(padding)) - padding[:, None]
+            at = xp.reshape(xp.where(times < 0, xp.zeros_like(times), times), (-1,))
+            sums, bias = (
+                None if a is None else xp.reshape(xp.take(a, at, axis=0), (*times.shape, heads, 1)) for a in tables
+            )
+        y = y if sums is None else y / sums
+        return xp.reshape(y if bias is None else y + bias, shape)
+
+
+class ExchangedStream(LayerStream):
+    """Streams by another library, which has the caches: tokens are handed over and outputs back."""
+
+    def __init__(
+        self, layer: StreamLayer, inner: LayerStream, enter: Callable[[Array], Array], leave: Callable[[Array], Array]
+    ) -> None:
+        """Let `enter` hand over tokens to the inner streams of the layer, and `leave` outputs."""
+        self.layer, self.leaf, self.new_cache = layer, inner.leaf, inner.new_cache  # type: ignore[method-assign]
+        self._inner, self._step, self._enter, self._leave = inner, inner.step, enter, leave
+
+    def begin(self, x: Array, padding: Array | None, length: int) -> tuple[Array, Array]:
+        """Return the outputs for a first prompt, and a cache for the times after it."""
+        y, cache = self._inner.begin(self._enter(x), padding, length)
+        return self._leave(y), cache
+
+    def resume(self, cache: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
+        """Return the outputs for tokens that follow, and a cache that begins after them."""
+        y, cache = self._inner.resume(cache, at, position, padding, self._enter(x))
+        return self._leave(y), cache
+
+    def step(self, cache: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
+        """Return the output for a token, and the cache after it."""
+        y, cache = self._step(cache, at, position, padding, self._enter(x))
+        return self._leave(y), cache
+
+
+def _after(padding: Array, n: int) -> Array:
+    """Return, (b, n), which times come after each row's padding."""
+    xp = namespace_of(padding)
+    return xp.arange(n, dtype=padding.dtype, device=device_of(padding)) >= padding[:, None]
+
+
+class StreamState:
+    """One stream of a batch of rows: what has come, and what it will still contribute.
+
+    Attributes
+    ----------
+    plan : StreamPlan
+        Shared, never copied.
+    shape : tuple of int
+        Of a token's input, `(*batch, d)`.
+    cache : array, (b, length, d)
+        Inputs before entry `at`, pending outputs from it on. In float32 for halves, of the engine's library.
+    origin, at : int
+        The time of the cache's first entry, and the entry of the next token.
+    end : int
+        Entries that may be used: all, or as many as the position bias has positions for.
+    padding : array of int, (b,), or None
+        The left padding of each row: positions are counted from there.
+    """
+
+    # No instance dictionary: a step reads a handful of these.
+    __slots__ = ("__weakref__", "at", "cache", "end", "handle", "origin", "padding", "plan", "rows", "shape", "steps")
+
+    def __init__(
+        self,
+        plan: StreamPlan,
+        steps: Stepper,
+        shape: tuple[int, ...],
+        cache: Array,
+        *,
+        origin: int = 0,
+        at: int = 0,
+        end: int,
+        padding: Array | None = None,
+    ) -> None:
+        """Make a stream that goes on with a cache of its own, in C order."""
+        self.plan, self.steps, self.shape, self.cache = plan, steps, shape, cache
+        self.origin, self.at, self.end, self.padding = origin, at, end, padding
+        rows = (int(cache.shape[0]), int(cache.shape[2]))
+        self.rows = shape if shape == rows else rows  # itself, to be told at once that nothing is reshaped
+        self.handle = None if steps.recorder is None else steps.recorder.handle_of(self)
+
+    def __copy__(self) -> StreamState:
+        """Return a stream that goes on by itself from here: two on one cache would write over each other."""
+        cache = namespace_of(self.cache).asarray(self.cache, copy=True)
+        plan, steps, shape = self.plan, self.steps, self.shape
+        return StreamState(
+            plan, steps, shape, cache, origin=self.origin, at=self.at, end=self.end, padding=self.padding
+        )
+
+    def __deepcopy__(self, memo: dict[int, object]) -> StreamState:
+        """Return the same: plans are shared, never copied."""
+        return self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        raise InputTypeError("a stream belongs to its plan and cannot be pickled: keep its tokens, and prefill another")
+
+    @property
+    def position(self) -> int:
+        """The number of tokens that have come, padding included."""
+        return self.origin + self.at
+
+
+def least_of(padding: Array | None) -> int:
+    """Return how much longer than the position bias a stream may be: 0 where that cannot be known."""
+    if padding is None or padding.shape[0] == 0:
+        return 0
+    least = namespace_of(padding).min(padding)
+    return int(least) if values_within_reach(least) else 0
+
+
+def indices_like(indices: Array, cache: Array) -> Array:
+    """Return a padding, or numbers of rows, as integers of the library that holds a cache."""
+    xp = namespace_of(indices)
+    return indices if xp is namespace_of(cache) else share_like(xp.astype(indices, xp.int32), cache)
+
+
+def other_plan() -> InputError:
+    """Return the error for a state that another plan's streams go on with."""
+    return InputError("the state belongs to another plan: expected a state that stream_init made with this one")
+
+
+def no_room(position: int, count: int, capacity: int, max_len: int) -> InputError:
+    """Return the error for `count` more tokens than a stream has places for, of its own or of the position bias."""
+    came = f"{position} tokens have come and {count} would follow"
+    if position + count > capacity:
+        return InputError(f"the stream is full: {came}, with {capacity=}: plan with a larger capacity")
+    return InputError(
+        f"the position bias ends at {max_len=}, and {came}: end the stream there, "
+        "or use a model without position bias (position_bias=False), which runs on"
+    )
