@@ -22,7 +22,7 @@ def test_a_mesh_shares_the_loss_the_gradients_and_the_steps():
         sys.path.insert(0, "tests")
         import jax, numpy as np
         from jax.sharding import Mesh
-        from model_variants import VARIANTS, random_ids, random_params
+        from support.model_variants import VARIANTS, random_ids, random_params
         from tmm_adapters import jax as model
         from tmm_adapters.jax.sharding import shardings
 

@@ -90,6 +90,7 @@ def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend:
     Examples
     --------
     >>> import numpy as np
+    >>> from tmm_core import lm
     >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
     >>> params = lm.init_params(config, np.random.default_rng(0))
     >>> plan = stream_plan(params, config, 8)
@@ -167,6 +168,7 @@ def stream_prefill(
     Examples
     --------
     >>> import numpy as np
+    >>> from tmm_core import lm
     >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
     >>> plan = stream_plan(lm.init_params(config, np.random.default_rng(0)), config, 8)
     >>> ids, mask = np.asarray([[1, 4, 2], [3, 0, 0]]), np.asarray([[1, 1, 1], [1, 0, 0]])
@@ -238,6 +240,7 @@ def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tupl
     Examples
     --------
     >>> import numpy as np
+    >>> from tmm_core import lm
     >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
     >>> plan = stream_plan(lm.init_params(config, np.random.default_rng(0)), config, 8)
     >>> state = stream_init(plan, 1)
@@ -288,6 +291,7 @@ def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
     Examples
     --------
     >>> import numpy as np
+    >>> from tmm_core import lm
     >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
     >>> plan = stream_plan(lm.init_params(config, np.random.default_rng(0)), config, 8)
     >>> stream_reorder(stream_init(plan, 2), np.asarray([1, 1, 0])).batch_size

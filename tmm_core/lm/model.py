@@ -77,9 +77,10 @@ def forward(
     Examples
     --------
     >>> import numpy as np
+    >>> from tmm_core import lm
     >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
-    >>> params = init_params(config, np.random.default_rng(0))
-    >>> forward(params, np.asarray([[1, 4, 2]]), config).shape
+    >>> params = lm.init_params(config, np.random.default_rng(0))
+    >>> lm.forward(params, np.asarray([[1, 4, 2]]), config).shape
     (1, 3, 5)
     """
     check_params(params, config)
@@ -139,8 +140,9 @@ def loss(
     Examples
     --------
     >>> import numpy as np
+    >>> from tmm_core import lm
     >>> config = TMMConfig(vocab_size=4, max_len=8, d_model=2, n_layers=0, n_heads=0, embed_std=0)
-    >>> float(loss(init_params(config, np.random.default_rng(0)), np.asarray([1, 3, 2]), config))  # knows nothing
+    >>> float(lm.loss(lm.init_params(config, np.random.default_rng(0)), np.asarray([1, 3, 2]), config))  # knows nothing
     1.3862943649291992
     """
     xp = namespace_of(input_ids, labels, targets)
