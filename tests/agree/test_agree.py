@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.requirements import import_or_skip
 
 from tmm_core import TMMConfig, lm
 from tmm_core._definition import toeplitz
@@ -299,7 +300,7 @@ def test_a_process_computes_what_this_one_does(tmp_path: Any):
 
 
 def test_jax_computes_what_the_others_do(monkeypatch: pytest.MonkeyPatch):
-    jax, unoptimised = pytest.importorskip("jax"), []
+    jax, unoptimised = import_or_skip("jax"), []
     # How programs are compiled is for a whole process, and not for that of the tests.
     monkeypatch.setattr(jax.config, "update", lambda name, value: unoptimised.append((name, value)))
     column, models = Column("jax", "numba"), {"later": inputs.models()["later"]}

@@ -6,6 +6,7 @@ import types
 
 import numpy as np
 import pytest
+from support.requirements import import_or_skip
 
 import tmm_core
 from tmm_core._arrays import exchange
@@ -13,11 +14,11 @@ from tmm_core._definition import masks
 from tmm_core._dispatch import registry
 from tmm_lab.cli import main
 
-cupy = pytest.importorskip("cupy", reason="cupy is not installed")
+cupy = import_or_skip("cupy")
 
-from tmm_backends._cupy import gpu  # noqa: E402
-from tmm_backends._cupy.pieces import Window  # noqa: E402
-from tmm_backends._cupy.plans import CufftPlan, PlanKey, Plans  # noqa: E402
+from tmm_backends._cupy import gpu
+from tmm_backends._cupy.pieces import Window
+from tmm_backends._cupy.plans import CufftPlan, PlanKey, Plans
 
 ENGINE = tmm_core.get_backend("cupy").engine
 REQUEST = registry.Request("float32", "cuda")
@@ -137,7 +138,7 @@ def test_work_is_queued_on_the_stream_of_its_arrays(monkeypatch):
 
 
 def test_torch_queues_work_on_the_stream_of_cupys_arrays(monkeypatch):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    torch = import_or_skip("torch")
     beside = tmm_core.get_backend("torch").engine.beside
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda pointer, device: (pointer, device))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support import cupy_emulation
-from support.requirements import library_or_skip
+from support.requirements import import_or_skip, library_or_skip, skip_without
 
 from tmm_core._dispatch import registry
 from tmm_core.backend import Backend
@@ -20,7 +20,7 @@ from tmm_core.testing.products import (
     check_shapes,
 )
 
-pytest.importorskip("cupy", reason="cupy is not installed")
+import_or_skip("cupy")
 from support.cupy_in_numpy import HostEngine, Twin
 
 from tmm_backends._cupy import gpu, pieces
@@ -58,7 +58,7 @@ def test_law_by_numpy(law, register):
 def kernels():
     """Return the operations of a GPU, on a CPU."""
     if cupy_emulation.COMPILER is None:
-        pytest.skip("no compiler of C++ here")
+        skip_without("c++", "no compiler of C++ here")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu, "cupy", cupy_emulation.CuPy())
         patch.setattr(gpu, "_plans", gpu.functools.cache(gpu._plans.__wrapped__))

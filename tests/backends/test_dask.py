@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from support.requirements import import_or_skip
 
 import tmm_core
 
-da = pytest.importorskip("dask.array")
+da = import_or_skip("dask.array")
 
 RNG = np.random.default_rng(0)
 W, X = RNG.standard_normal((2, 3, 20)), RNG.standard_normal((3, 2, 50, 4))

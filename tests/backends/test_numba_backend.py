@@ -16,9 +16,9 @@ from support.numba_oracle import (
     product,
     widened,
 )
-from support.requirements import library_or_skip
+from support.requirements import import_or_skip
 
-pytest.importorskip("numba")
+import_or_skip("numba")
 
 import tmm_core
 from tmm_backends._numba import engine, operands, plans
@@ -192,7 +192,7 @@ def test_what_is_not_served_is_refused_by_name_and_computed_by_others():
 
 
 def test_another_device_is_refused():
-    torch = library_or_skip("torch") and __import__("torch")
+    torch = import_or_skip("torch")
     w, x = torch.ones(3, device="meta"), torch.ones(5, 2, device="meta")
     with pytest.raises(ValueError, match=r"'numba' cannot serve this call: .*on the CPU, and the arrays are on 'meta'"):
         product(w, x)

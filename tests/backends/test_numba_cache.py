@@ -9,8 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support.requirements import import_or_skip
 
-pytest.importorskip("numba")
+import_or_skip("numba")
 
 import tmm_backends
 from tmm_backends._numba import compile as compiling

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import mpmath
 import numpy as np
 import pytest
+from support.requirements import import_or_skip
 
-pytest.importorskip("numba")
+import_or_skip("numba")
 
 from tmm_backends._numba import correlation_kernels, lanes, operands, plans, product, threads
 from tmm_backends._numba.butterflies import join, split

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.numba_oracle import correlate, normal, product
-from support.requirements import library_or_skip
+from support.requirements import import_or_skip
 
-pytest.importorskip("numba")
+import_or_skip("numba")
 
 import numba
 
@@ -98,7 +98,7 @@ def test_the_users_choices_of_threads_are_respected(numbas, openmps, torchs, exp
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if openmps is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", openmps)
-    torch = library_or_skip("torch") and __import__("torch")
+    torch = import_or_skip("torch")
     before = torch.get_num_threads()
     torch.set_num_threads(torchs or 8)
     try:

@@ -4,8 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from support.requirements import import_or_skip
 
-pytest.importorskip("numba")
+import_or_skip("numba")
 
 import ml_dtypes
 from support.numba_oracle import (

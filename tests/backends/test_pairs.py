@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 from support.pairs import HEAD, NOT_RUN, PAGE, page, read
+from support.requirements import import_or_skip
 
 import tmm_core
 from tmm_core import available_backends
@@ -32,7 +32,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_numba_that_may_not_compile_says_so():
-    pytest.importorskip("numba", reason="numba is not installed")
+    import_or_skip("numba")
     code = """
 import numpy, tmm_core
 w, x = numpy.ones(300, "float32"), numpy.ones((300, 4000), "float32")
@@ -45,7 +45,7 @@ tmm_core.causal_toeplitz_matmul(w, x, backend="numba")
 
 
 def test_documents_of_64_bit_numbers_cross_to_jax_of_32():
-    jax = pytest.importorskip("jax", reason="jax is not installed")
+    jax = import_or_skip("jax")
     rng = np.random.default_rng(0)
     w, x = rng.standard_normal(20).astype("float32"), rng.standard_normal((20, 3)).astype("float32")
     ids = np.repeat([-(1 << 40), 0, 1 << 40], [5, 8, 7])  # equal, in their lower 32 bits
@@ -56,7 +56,7 @@ def test_documents_of_64_bit_numbers_cross_to_jax_of_32():
 
 
 def test_arrays_on_one_accelerator_are_handed_to_engines_and_waited_for(monkeypatch):
-    jax = pytest.importorskip("jax", reason="jax is not installed")
+    jax = import_or_skip("jax")
     from tmm_backends._jax import bridge
 
     waited = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "asv_bench"))
 _before = dict(os.environ)
-import benchmarks  # noqa: E402, F401
+import benchmarks  # noqa: F401
 
 os.environ.clear()
 os.environ.update(_before)

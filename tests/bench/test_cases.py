@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from benchmarks import baselines, gradients, memory, product, streaming
+from support.requirements import import_or_skip, skip_without
 
 import tmm_core
 from tmm_lab.bench import Schedule, take_turns
@@ -30,7 +31,7 @@ STREAM = streaming.Stream(40, 2, channels=6)
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("name", baselines.PRODUCTS)
 def test_products_agree_with_the_definition(name: str, heads: int) -> None:
-    pytest.importorskip(NEEDS[name])
+    import_or_skip(NEEDS[name])
     rng = np.random.default_rng(heads)
     w, x = rng.standard_normal((heads, 33)), rng.standard_normal((2, 33, 6))
     expected = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
@@ -158,7 +159,7 @@ def test_a_stream_holds_an_entry_a_time_and_channel(monkeypatch: pytest.MonkeyPa
 
 def test_extra_memory_is_what_a_call_holds_beyond_its_result() -> None:
     if not Path("/proc/self/clear_refs").exists():
-        pytest.skip("the system does not tell a process's peak since a moment")
+        skip_without("linux", "the system does not tell a process's peak since a moment")
 
     def call() -> np.ndarray:
         temporary = np.ones(2**25, np.int8)
@@ -184,9 +185,9 @@ print(first, faults(), torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
 
 def test_processes_have_the_threads_asked_for_and_keep_pages() -> None:
     """Whatever the user exported; and pages that are kept are not asked of the system again."""
-    pytest.importorskip("numba")
+    import_or_skip("numba")
     if benchmarks.glibc() is None:
-        pytest.skip("the C library is not glibc")
+        skip_without("linux", "the C library is not glibc")
     path = str(Path(benchmarks.__file__).parents[1])
     exported = {"OMP_NUM_THREADS": "8", "NUMBA_NUM_THREADS": "8", "TMM_BENCH_THREADS": "2", "PYTHONPATH": path}
     command = [sys.executable, "-c", PROCESS]

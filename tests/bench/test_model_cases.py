@@ -12,6 +12,7 @@ import torch
 from benchmarks import decoders, decoding, packing, training
 from benchmarks.decoders import JoinedDecoder, Text, Transformer, model_of
 from benchmarks.decoding import Decoding
+from support.requirements import import_or_skip
 
 import tmm_core
 from tmm_adapters.torch import LanguageModel
@@ -151,7 +152,7 @@ def test_the_slowest_step_is_that_of_the_largest_tile(positions: list[int], monk
 
 
 def test_training_steps_with_the_mixing_replaced_and_in_jax() -> None:
-    pytest.importorskip("jax")
+    import_or_skip("jax")
     ours = training.torch_step(CONFIG, 24)
     no_mixing, dense, in_jax = (make(CONFIG, 24) for make in training.BASELINES.values())
     first = ours()

@@ -12,6 +12,7 @@ from typing import Any
 
 import benchmarks
 import pytest
+from support.requirements import import_or_skip
 
 import tmm_core
 from tmm_lab import bench
@@ -211,7 +212,7 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not (FOLDER.parents[1] / ".git").exists(), reason="asv names results by commits, and this is none")
 def test_asv_runs_what_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     """As a whole: asv's command, its processes and its files."""
-    pytest.importorskip("asv")
+    import_or_skip("asv")
     command = ["bench", "memory", "--quick", "--json", "--lengths", "65536", "--threads", "1", "--backend", "torch"]
     assert main(command) == 0
     told = json.loads(capsys.readouterr().out)

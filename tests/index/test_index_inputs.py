@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 from support.exact_roots import index_by_zeros
-from support.requirements import library_or_skip
+from support.requirements import import_or_skip, library_or_skip
 
 from tmm_core import fredholm_index, toeplitz_symbol
 
@@ -126,7 +126,7 @@ def test_integers_are_read_as_numbers(dtype):
 
 
 def test_tensors_that_record_gradients_or_are_views():
-    torch = library_or_skip("torch") and pytest.importorskip("torch")
+    torch = import_or_skip("torch")
     w = torch.tensor([1 + 1j, 3 - 2j], dtype=torch.complex128)
     assert fredholm_index(w.requires_grad_()) == fredholm_index(w.detach().numpy())
     assert fredholm_index(torch.conj(w)) == fredholm_index(np.conj(w.detach().numpy()))
@@ -134,8 +134,8 @@ def test_tensors_that_record_gradients_or_are_views():
 
 
 def test_traced_filters_are_refused():
-    torch = library_or_skip("torch") and pytest.importorskip("torch")
-    jax = library_or_skip("jax") and pytest.importorskip("jax")
+    torch = import_or_skip("torch")
+    jax = library_or_skip("jax") and import_or_skip("jax")
 
     def margin(w):
         return fredholm_index(w).margin * w[0]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.requirements import library_or_skip
+from support.requirements import import_or_skip, library_or_skip
 
 import tmm_core
 
@@ -113,7 +113,7 @@ def test_what_is_no_plain_array_is_refused(made, words):
 
 
 def test_sparse_and_nested_tensors_are_refused():
-    torch = pytest.importorskip("torch")
+    torch = import_or_skip("torch")
     w, x = torch.asarray(W), torch.asarray(X)
     for pair in ((w.to_sparse(), x), (w, x.to_sparse()), (w, torch.nested.nested_tensor(list(x), layout=torch.jagged))):
         with pytest.raises(TypeError, match="to_dense"):
@@ -133,7 +133,7 @@ def test_complex_lags_are_never_truncated(name):
 
 
 def test_counts_are_any_librarys_integers():
-    torch = pytest.importorskip("torch")
+    torch = import_or_skip("torch")
     for n in (np.int64(3), np.asarray(3), torch.tensor(3)):
         assert tmm_core.causal_toeplitz(W, n).shape == (2, 3, 3, 3)
     for n in (True, 3.0, np.asarray([3])):
@@ -142,7 +142,7 @@ def test_counts_are_any_librarys_integers():
 
 
 def test_unknown_chunks_and_masked_blocks_of_dask_are_refused():
-    da = pytest.importorskip("dask.array")
+    da = import_or_skip("dask.array")
     x = da.from_array(X, chunks=3)
     for unknown in (x[x[:, 0, 0] > -99], x[:, x[0, :, 0] > -99]):
         with pytest.raises(ValueError, match="compute_chunk_sizes"):
@@ -154,7 +154,7 @@ def test_unknown_chunks_and_masked_blocks_of_dask_are_refused():
 
 @pytest.mark.parametrize("engine", ["array_api", "numpy", "torch"])
 def test_torch_vmap_over_documents(engine):
-    torch = pytest.importorskip("torch")
+    torch = import_or_skip("torch")
     w, x = torch.asarray(W), torch.asarray(X)
     ids = torch.asarray(np.stack([IDS, IDS * 0, IDS[::-1]]))
 

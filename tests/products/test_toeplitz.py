@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import scipy.linalg
+from support.requirements import import_or_skip
 
 import tmm_core
 from tmm_core._definition import fourier
@@ -47,13 +48,13 @@ def test_refusals(error, words, call):
 
 
 def test_mixed_libraries_are_refused():
-    strict = pytest.importorskip("array_api_strict")
+    strict = import_or_skip("array_api_strict")
     with pytest.raises(TypeError, match="one library"):
         tmm_core.causal_toeplitz_matmul(strict.asarray(W), X)
 
 
 def test_mixed_devices_are_refused():
-    strict = pytest.importorskip("array_api_strict")
+    strict = import_or_skip("array_api_strict")
     elsewhere = strict.asarray(W, device=strict.Device("device1"))
     with pytest.raises(ValueError, match="one device"):
         tmm_core.causal_toeplitz_matmul(elsewhere, strict.asarray(X))

@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from support.requirements import import_or_skip
 
-pytest.importorskip("numba")
+import_or_skip("numba")
 
 from support.numba_oracle import allowed, check_within, normal, widened
 

@@ -1,13 +1,14 @@
 """What a test needs that may be missing: it is skipped with its reason, or fails where it must run.
 
-`TMM_TEST_REQUIRE` names, with commas between, the libraries and programs that must be there; a missing one of those
-fails the run. Every test that depends on something optional asks here, so every skip can be forbidden.
+`TMM_TEST_REQUIRE` names, with commas between, the libraries, programs and the system that must be there; a missing one
+of those fails the run. Every test that depends on something optional asks here, so every skip can be forbidden.
 """
 
 import importlib
 import importlib.util
 import os
 import shutil
+import sys
 from types import ModuleType
 from typing import NoReturn
 
@@ -20,12 +21,13 @@ REQUIRED = {name.strip() for name in os.environ.get("TMM_TEST_REQUIRE", "").spli
 
 
 def missing_requirements() -> list[str]:
-    """Return what `TMM_TEST_REQUIRE` names and is neither a library nor a program here."""
-    return sorted(name for name in REQUIRED if not (importlib.util.find_spec(name) or shutil.which(name)))
+    """Return what `TMM_TEST_REQUIRE` names and is neither a library, nor a program, nor the system here."""
+    here = {name for name in REQUIRED if importlib.util.find_spec(name) or shutil.which(name)} | {sys.platform}
+    return sorted(REQUIRED - here)
 
 
 def skip_without(name: str, reason: object) -> NoReturn:
-    """Skip the test, or the file, for want of a library or program; fail where that is required."""
+    """Skip the test, or the file, for want of a library, a program or a system; fail where that is required."""
     if name in REQUIRED:
         pytest.fail(f"TMM_TEST_REQUIRE asks for {name}: {reason}")
     pytest.skip(f"{name}: {reason}", allow_module_level=True)
