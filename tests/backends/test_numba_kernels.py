@@ -11,7 +11,7 @@ from support.requirements import import_or_skip
 
 import_or_skip("numba")
 
-from tmm_backends._numba import correlation_kernels, lanes, operands, plans, product, threads
+from tmm_backends._numba import correlation_kernels, memory, operands, plans, product, threads
 from tmm_backends._numba.butterflies import join, split
 
 RNG = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def lags_of(spectra, kind, length):
     plan = plans.plan(length, kind.compute_dtype)
     buffer, scratch = product.transform_buffers(kind, length, 1)
     out = np.empty((length, len(spectra)), kind.compute_dtype)
-    tag, jobs = (lanes.DTYPE_TAGS[kind.compute_dtype.name],), -(-len(spectra) // kind.lanes)
+    tag, jobs = (memory.DTYPE_TAGS[kind.compute_dtype.name],), -(-len(spectra) // kind.lanes)
     correlation_kernels.inverse_transform(tag, spectra, 0, jobs, plan.constants, plan.steps, buffer, scratch, out)
     return out
 

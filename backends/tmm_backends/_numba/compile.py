@@ -23,7 +23,7 @@ from typing import Any
 
 import numba
 
-from .lanes import DTYPE_TAGS
+from .memory import DTYPE_TAGS
 from .target import FAST, NAME, REGISTER_BYTES
 
 __all__ = ["device_function", "kernel"]

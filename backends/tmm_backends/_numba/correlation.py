@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import channel_kernels, correlation_kernels
-from .lanes import DTYPE_TAGS
+from .memory import DTYPE_TAGS
 from .operands import Arithmetic, Groups, Signals, aligned_empty
 from .plans import plan
 from .product import threads_for, transform_buffers, window_buffer

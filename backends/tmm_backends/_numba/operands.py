@@ -13,7 +13,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from .lanes import DTYPE_TAGS, WIDTHS
+from .lanes import WIDTHS
+from .memory import DTYPE_TAGS
 
 __all__ = ["ARITHMETIC", "Arithmetic", "Filters", "Groups", "Signals", "aligned_empty", "aligned_zeros"]
 

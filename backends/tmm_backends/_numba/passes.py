@@ -25,7 +25,8 @@ from .intrinsics import (
     split_leaf,
     split_reals,
 )
-from .lanes import magnitude, read, read_partial, width, write, write_partial, zeros
+from .lanes import magnitude, width, zeros
+from .memory import read, read_partial, write, write_partial
 from .plans import JOIN, LEAF, LEAVES, SPLIT
 
 __all__ = [
@@ -121,6 +122,9 @@ def store_signal(dtype_tag, address, time_step, count, n, buffer, quarter, const
 
 TILE = 8 * LEAF
 """Entries of the longest run of leaves: radix 8 is the largest."""
+
+
+# Written out twice: closures of one factory would have one name in machine code that several processes cache.
 
 
 @device_function

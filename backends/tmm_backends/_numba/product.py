@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import channel_kernels, product_kernels
-from .lanes import DTYPE_TAGS
+from .memory import DTYPE_TAGS
 from .operands import Arithmetic, Filters, Groups, Signals, aligned_empty
 from .passes import TILE
 from .plans import plan

@@ -5,7 +5,7 @@ A job is one signal, a document or a whole row, of one group of channels: as man
 different filters in a group, which are then copied lane by lane once a group. A thread computes the jobs from `first`
 to `last`, in memory of its own (`buffer`, `tile`, `scratch`).
 
-The first argument of a kernel tells the dtypes of its arrays (`lanes.DTYPE_TAGS`). Addresses, offsets and strides are
+The first argument of a kernel tells the dtypes of its arrays (`memory.DTYPE_TAGS`). Addresses, offsets and strides are
 in bytes: `x_time`, `y_time` are strides of time, `x_lane` that of channels. `signals` has rows of (offset of the input,
 offset of the result, length); `groups` has rows of (offset of the input, offset of the result, channels or 0 for a full
 register, filter of all its lanes or -1); `heads[group]` is the filter of each lane. Filters are normalized, and

@@ -17,7 +17,8 @@ from numba.extending import intrinsic
 
 from .compile import device_function, kernel
 from .intrinsics import join_reals
-from .lanes import broadcast, load, magnitude, read, read_partial, store, width, write, write_partial, zeros
+from .lanes import broadcast, load, magnitude, store, width, zeros
+from .memory import read, read_partial, write, write_partial
 from .passes import convolve, convolve_each, load_signal
 from .product_kernels import RUN, gather_lanes, in_range
 

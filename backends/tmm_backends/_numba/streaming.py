@@ -13,7 +13,7 @@ from tmm_core._definition import toeplitz
 from tmm_core.backend import LayerStream, StreamLayer
 
 from . import steps
-from .lanes import DTYPE_TAGS
+from .memory import DTYPE_TAGS
 from .operands import ARITHMETIC, Groups, aligned_zeros
 from .threads import parallel_for, thread_count
 from .tiles import Tiles, marked_channels

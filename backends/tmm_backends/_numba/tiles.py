@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tmm_core._definition import toeplitz
 
 from . import channel_kernels, steps
-from .lanes import DTYPE_TAGS
+from .memory import DTYPE_TAGS
 from .operands import Arithmetic, Filters, Groups, Signals, aligned_empty
 from .passes import TILE
 from .plans import SHORTEST, plan
