@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from .errors import InputError, NotFoundError
 from .fields import Bounds, Configuration, Count, Size
@@ -25,6 +25,9 @@ class TMMConfig(Configuration):
     ValueError
         If the fields cannot be a model; the message names the field.
     """
+
+    model_type: ClassVar[str] = "tmm"
+    """The name of the architecture, as in the `config.json` of a model folder."""
 
     vocab_size: Count = 257
     """Number of token ids; 257 is every byte and an end-of-text."""

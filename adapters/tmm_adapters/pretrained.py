@@ -1,7 +1,8 @@
 """Model folders: `config.json`, `model.safetensors` and, unless tokens are bytes, `tokenizer.json`.
 
-The names of the tensors are the parameter names of `tmm_core.lm`, so a folder serves Torch and JAX alike. A folder is
-written aside and renamed when complete: it is there whole, or not at all.
+`config.json` holds the fields of the configuration and, as `model_type`, the name of its architecture, which decides
+what is loaded. The tensors have the names of the parameters, so a folder serves every framework of the architecture. A
+folder is written aside and renamed when complete: it is there whole, or not at all.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tmm_core import TMMConfig, lm
 from tmm_core._arrays.exchange import namespace_of
-from tmm_core.errors import InputError, MissingFileError
+from tmm_core.errors import InputError, MissingFileError, NotFoundError
 
+from .architecture import ModelConfig, config_from_dict, config_to_dict, get_architecture
 from .files import atomic_folder, require_empty
 
 if TYPE_CHECKING:
     from .tokenizers import Tokenizer
-    from .torch import LanguageModel
 
 __all__ = [
     "CONFIG",
@@ -37,9 +37,8 @@ __all__ = [
 ]
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-FORMAT, VERSION = "tmm", 1
 
-Framework = Literal["numpy", "pt"]
+Arrays = Literal["numpy", "pt"]
 
 
 def is_model(folder: str | os.PathLike[str]) -> bool:
@@ -48,7 +47,11 @@ def is_model(folder: str | os.PathLike[str]) -> bool:
 
 
 def save_model(
-    folder: str | os.PathLike[str], config: TMMConfig, tensors: Mapping[str, Any], *, tokenizer: Tokenizer | None = None
+    folder: str | os.PathLike[str],
+    config: ModelConfig,
+    tensors: Mapping[str, Any],
+    *,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     """Write a new model folder; it appears under its name when complete.
 
@@ -56,7 +59,7 @@ def save_model(
     ----------
     folder : path
         Must not exist yet, or be empty.
-    config : TMMConfig
+    config : ModelConfig
         The model.
     tensors : mapping of str to array
         Parameters by name, all Torch tensors or all NumPy arrays.
@@ -76,23 +79,25 @@ def save_model(
         write_model(temporary, config, tensors, tokenizer=tokenizer)
 
 
-def write_model(folder: Path, config: TMMConfig, tensors: Mapping[str, Any], *, tokenizer: Tokenizer | None) -> None:
+def write_model(folder: Path, config: ModelConfig, tensors: Mapping[str, Any], *, tokenizer: Tokenizer | None) -> None:
     """Write the files of a model into the existing `folder`."""
-    write_json(folder / CONFIG, {"format": FORMAT, "version": VERSION, "config": config.to_dict()})
+    write_json(folder / CONFIG, config_to_dict(config))
     write_tensors(folder / WEIGHTS, tensors)
     if tokenizer is not None:
         tokenizer.save(folder)
 
 
-def read_config(folder: str | os.PathLike[str]) -> TMMConfig:
-    """Return the configuration of a model folder.
+def read_config(folder: str | os.PathLike[str]) -> ModelConfig:
+    """Return the configuration of a model folder, of the class that belongs to its architecture.
 
     Raises
     ------
     FileNotFoundError
         If there is no folder, or it has no `config.json`.
+    LookupError
+        If its architecture is not registered.
     ValueError
-        If the file is not the configuration of such a model.
+        If the file is not a configuration.
     """
     folder = Path(folder)
     path = folder / CONFIG
@@ -106,18 +111,20 @@ def read_config(folder: str | os.PathLike[str]) -> TMMConfig:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}): the folder is damaged, write it anew") from error
-    if not isinstance(fields, dict) or fields.get("format") != FORMAT or not isinstance(fields.get("config"), dict):
-        raise InputError(f"{path} does not describe a Toeplitz MLP Mixer: expected the field 'format' to be {FORMAT!r}")
-    if fields.get("version") != VERSION:
-        raise InputError(f"{path} has version {fields.get('version')!r}, expected {VERSION}: update tmm-core")
+    if not isinstance(fields, dict):
+        raise InputError(f"{path} does not describe a model: expected an object with the field 'model_type'")
     try:
-        return TMMConfig.from_dict(fields["config"])
+        return config_from_dict(fields)
+    except NotFoundError as error:
+        raise NotFoundError(f"{path}: {error}") from error
     except (TypeError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{path} does not describe a model: {error}") from error
 
 
-def load_model(folder: str | os.PathLike[str], *, device: str = "auto") -> tuple[LanguageModel, Tokenizer]:
+def load_model(folder: str | os.PathLike[str], *, device: str = "auto") -> tuple[Any, Tokenizer]:
     """Return the Torch model in a model folder, ready to use, and its tokenizer.
+
+    The model is what its architecture computes with, such as `tmm_adapters.torch.LanguageModel`.
 
     Parameters
     ----------
@@ -141,21 +148,20 @@ def load_model(folder: str | os.PathLike[str], *, device: str = "auto") -> tuple
             "load_params and tmm_adapters.jax.from_params"
         ) from error
 
-    from .torch import LanguageModel
-
     tensors, config, tokenizer = load_params(folder, "pt")
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device == "auto":
         device = "cuda" if available["cuda"] else "cpu"
     elif not available.get(device, True):
         raise InputError(f"--device {device} is not available on this machine: leave it out, or take cpu")
-    return LanguageModel.from_params(tensors, config).to(device).eval(), tokenizer
+    model = get_architecture(config.model_type).torch_from_params(tensors, config)
+    return model.to(device).eval(), tokenizer
 
 
 def load_params(
-    folder: str | os.PathLike[str], framework: Framework = "numpy"
-) -> tuple[dict[str, Any], TMMConfig, Tokenizer]:
-    """Return the parameters in a model folder, by the names of `tmm_core.lm`, its configuration and its tokenizer.
+    folder: str | os.PathLike[str], framework: Arrays = "numpy"
+) -> tuple[dict[str, Any], ModelConfig, Tokenizer]:
+    """Return the parameters in a model folder by name, its configuration and its tokenizer.
 
     Parameters
     ----------
@@ -180,15 +186,13 @@ def load_params(
     if bad:
         raise InputError(f"{path} is damaged: {bad[0]} is not finite; copy or train it again")
     try:
-        lm.check_params(params, config)
+        get_architecture(config.model_type).check_params(params, config)
     except ValueError as error:
         raise InputError(f"{path} does not fit {CONFIG} beside it: {error}") from error
     return params, config, tokenizer
 
 
-def read_tensors(
-    path: str | os.PathLike[str], framework: Framework = "numpy", *, containing: str = ""
-) -> dict[str, Any]:
+def read_tensors(path: str | os.PathLike[str], framework: Arrays = "numpy", *, containing: str = "") -> dict[str, Any]:
     """Return the tensors of a safetensors file whose names contain a word, by default all of them.
 
     They are NumPy arrays, or Torch tensors (`pt`) on the CPU. NumPy lacks bfloat16, which becomes float32 there,

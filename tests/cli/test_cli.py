@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +29,7 @@ from tmm_core.errors import TMMError
 from tmm_lab import cli
 from tmm_lab.cli import main
 from tmm_lab.cli.fields import add_fields, field_docstrings, given_fields
-from tmm_lab.data.config import Source
+from tmm_lab.data.config import DataConfig
 from tmm_lab.training.display import printable
 from tmm_lab.training.options import TrainingOptions
 
@@ -80,10 +80,11 @@ def test_every_field_of_model_and_training_is_an_option(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     shown = capsys.readouterr().out
-    for cls in (TMMConfig, TrainingOptions, Source):
-        for name, note in field_docstrings(cls).items():
-            assert f"--{name.replace('_', '-')}" in shown
-            assert note.split()[0].strip("`") in shown
+    for cls in (TMMConfig, TrainingOptions, DataConfig):
+        notes = field_docstrings(cls)
+        for field in fields(cls):
+            assert f"--{field.name.replace('_', '-')}" in shown
+            assert notes[field.name].split()[0].strip("`") in shown
 
 
 def test_fields_become_options() -> None:
@@ -420,7 +421,7 @@ def test_generate_stops_where_the_context_is_full(model: Path, capsys: pytest.Ca
     assert main(["generate", str(model), "--prompt", "abc", "--tokens", "1000", "--temperature", "0"]) == 0
     error = capsys.readouterr().err
     assert re.search(r"4 prompt tokens and the first of the text in \S+ s; 29 tokens written, [\d,]+ tokens/s", error)
-    assert "the text stopped where the model's position bias ends, at max_len=32 tokens" in error
+    assert "the text stopped at 32 tokens with the prompt" in error
 
 
 def test_several_prompts_are_continued_as_each_alone(
@@ -437,7 +438,7 @@ def test_several_prompts_are_continued_as_each_alone(
     assert capsys.readouterr().out == texts[0] + "\n"
     assert "12 prompt tokens" in together.err
     assert "86 tokens written" in together.err, "30 and 26 and 30, as there is place for"
-    assert "1 of 3 texts stopped where the model's position bias ends" in together.err
+    assert "1 of 3 texts stopped at 32 tokens" in together.err
     greedy = [*command, "--temperature", "0"]
     assert main([*greedy, "--prompts", str(tmp_path / "prompts.txt")]) == 0
     texts = re.split(r"(?:^|\n)== \d of 3\n", capsys.readouterr().out)[1:]

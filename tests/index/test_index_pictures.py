@@ -120,8 +120,8 @@ def test_over_time_reads_the_logs(tmp_path: Path, printed: Callable[..., str], f
     turned = {name: w[:, ::-1].copy() for name, w in start.items()}  # shifts by 15 and 14
     spoilt = {name: w * (np.nan if "blocks.0" in name else 1) for name, w in start.items()}
     run = make_run(tmp_path / "run", config, {100: start, 5: start, 20: turned, 1000: spoilt})
-    (run / "lags" / ".step-00000007.safetensors.part").write_bytes(b"half")
-    (run / "lags" / "notes.txt").write_text("mine")
+    (run / "parameters" / ".step-00000007.safetensors.part").write_bytes(b"half")
+    (run / "parameters" / "notes.txt").write_text("mine")
     plain = json.loads(printed(run, "--over-time", "--json"))
     assert plain["steps"] == [5, 20, 100, 1000]
     assert [f["index"] for f in plain["filters"]] == [
@@ -164,9 +164,11 @@ def test_over_time_needs_a_run_with_logs(tmp_path: Path, refused: Callable[..., 
     config = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=8)
     run = make_run(tmp_path / "run", config, {})
     assert "holds no lags yet: train until the first evaluation" in refused(run, "--over-time")
-    (run / "lags" / "step-00000001.safetensors").write_bytes(b"")
+    (run / "parameters" / "step-00000001.safetensors").write_bytes(b"")
     assert "is not a whole safetensors file" in refused(run, "--over-time")
-    write_tensors(run / "lags" / "step-00000001.safetensors", lags_of(TMMConfig(d_model=8, n_layers=1, max_len=8)))
+    write_tensors(
+        run / "parameters" / "step-00000001.safetensors", lags_of(TMMConfig(d_model=8, n_layers=1, max_len=8))
+    )
     assert "have the shape (4, 8), expected (2, 8)" in refused(run, "--over-time")
     mean = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=8, softplus=True, mean=True)
     assert "Toeplitz" in refused(make_run(tmp_path / "mean", mean, {1: lags_of(mean)}), "--over-time")

@@ -22,9 +22,10 @@ from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_adapters.torch import LanguageModel
 from tmm_core import TMMConfig, lm, mix_tokens
 from tmm_lab.cli import eval as evaluate
-from tmm_lab.data.config import Source
-from tmm_lab.training import session
+from tmm_lab.data.config import DataConfig
+from tmm_lab.training.job import Job
 from tmm_lab.training.options import TrainingOptions
+from tmm_lab.training.runs import ParsedRun, Run
 
 HEADS = VARIANTS["heads"]
 MASK = np.asarray([[0] * 3 + [1] * 7 + [0] * 2, [1] * 12])
@@ -233,14 +234,15 @@ def test_functional_transforms_see_through_masks():
 @pytest.mark.parametrize("joined", [False, True])
 def test_training_and_evaluation_isolate_documents_unless_joined(joined: bool, monkeypatch: pytest.MonkeyPatch):
     tokens = np.tile([256, 1, 2], 40)
-    data = SimpleNamespace(training_tokens=tokens, held_out_tokens=tokens, tokenizer=ByteTokenizer())
+    data: Any = SimpleNamespace(training_tokens=tokens, held_out_tokens=tokens, tokenizer=ByteTokenizer())
     options = TrainingOptions(join_documents=joined)
-    for samples in session._windows(data, dataclasses.replace(HEADS, vocab_size=257), options):
+    job = Job.of(Run(Path("run"), {}), dataclasses.replace(HEADS, vocab_size=257), options, data)
+    for samples in (job.samples, job.held_out):
         sample = {name: array.reshape(-1) for name, array in samples[0].items()}
         assert ("segment_ids" in sample) is not joined
         if not joined:
             assert (np.diff(sample["segment_ids"]) == (sample["input_ids"][1:] == 256)).all()
-    run = SimpleNamespace(described=lambda: (HEADS, Source(), options))
+    run = SimpleNamespace(parsed=lambda: ParsedRun(HEADS, DataConfig(), options))
     monkeypatch.setattr("tmm_lab.training.runs.run_of", lambda folder: run)
     assert evaluate._end_of_text(Path("model"), ByteTokenizer()) == (None if joined else 256)
     monkeypatch.setattr("tmm_lab.training.runs.run_of", lambda folder: None)

@@ -11,7 +11,7 @@ import pytest
 
 from tmm_core import TMMConfig
 from tmm_core.fields import Bounds, Configuration, Count, Size
-from tmm_lab.data.config import Source
+from tmm_lab.data.config import DataConfig
 from tmm_lab.training.options import TrainingOptions
 
 
@@ -77,14 +77,16 @@ def test_a_field_holds_what_its_type_and_bounds_say_and_nothing_else(name: str, 
         assert str(value) in str(caught.value)
 
 
-@pytest.mark.parametrize("cls", [Example, TMMConfig, Source, TrainingOptions])
+@pytest.mark.parametrize("cls", [Example, TMMConfig, DataConfig, TrainingOptions])
 def test_every_field_of_every_configuration_is_checked(cls: type[Configuration]) -> None:
     for field in dataclasses.fields(cls):
         with pytest.raises((TypeError, ValueError), match=f"^{field.name} must be "):
             cls(**{field.name: object()})
 
 
-@pytest.mark.parametrize("config", [Example(files=("a", "b")), TMMConfig(), Source(text=("a", "b")), TrainingOptions()])
+@pytest.mark.parametrize(
+    "config", [Example(files=("a", "b")), TMMConfig(), DataConfig(text=("a", "b")), TrainingOptions()]
+)
 def test_configurations_go_through_json(config: Configuration) -> None:
     assert type(config).from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
 

@@ -116,7 +116,7 @@ def test_damaged_weights_are_refused(folder: Path, how: str) -> None:
     [
         (lambda d: (d / "config.json").unlink(), FileNotFoundError, "is not a model folder: it has no config.json"),
         (lambda d: (d / "config.json").write_text("{"), ValueError, "is not JSON"),
-        (lambda d: (d / "config.json").write_text("[]"), ValueError, "does not describe a Toeplitz MLP Mixer"),
+        (lambda d: (d / "config.json").write_text("[]"), ValueError, "does not describe a model"),
         (lambda d: (d / "model.safetensors").unlink(), FileNotFoundError, "there is no file"),
         (lambda d: (d / "tokenizer.json").write_text("no"), ValueError, "is not a tokenizer"),
     ],
@@ -131,9 +131,21 @@ def test_missing_folders_and_later_versions_are_refused(folder: Path, tmp_path: 
     with pytest.raises(FileNotFoundError, match="there is no model folder"):
         read_config(tmp_path / "nowhere")
     fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**fields, "version": 2}))
-    with pytest.raises(ValueError, match="has version 2, expected 1: update"):
+    (folder / "config.json").write_text(json.dumps({**fields, "n_experts": 2}))
+    with pytest.raises(ValueError, match=r"unknown fields \['n_experts'\].*update"):
         read_config(folder)
+
+
+def test_the_configuration_names_the_architecture(folder: Path) -> None:
+    fields = json.loads((folder / "config.json").read_text())
+    assert fields["model_type"] == "tmm"
+    (folder / "config.json").write_text(json.dumps({**fields, "model_type": "ttm"}))
+    with pytest.raises(LookupError, match=r"config\.json: unknown architecture 'ttm': choose one of .*tmm"):
+        load_model(folder)
+    del fields["model_type"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match="does not describe a model: expected the field 'model_type'"):
+        load_model(folder)
 
 
 def test_weights_of_another_model_are_refused(folder: Path, params: dict[str, np.ndarray]) -> None:

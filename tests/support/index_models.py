@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from tmm_adapters.architecture import config_to_dict
 from tmm_adapters.pretrained import save_model, write_tensors
 from tmm_core import TMMConfig, lm
-from tmm_lab.data.config import Source
+from tmm_lab.data.config import DataConfig
 from tmm_lab.training.options import TrainingOptions
 from tmm_lab.training.runs import Run
 
@@ -32,17 +33,17 @@ def make_run(folder: Path, config: TMMConfig, logs: dict[int, dict[str, np.ndarr
     run = Run(folder, {})
     run.describe(
         preset="default",
-        config=config.to_dict(),
-        source=Source().to_dict(),
+        config=config_to_dict(config),
+        data=DataConfig().to_dict(),
         options=TrainingOptions().to_dict(),
         steps=max(logs, default=1),
-        yardsticks={},
+        baselines={},
         started=0.0,
         finished=True,
     )
-    run.lags.mkdir()
+    run.parameters.mkdir()
     for step, lags in logs.items():
-        write_tensors(run.lags / f"step-{step:08d}.safetensors", lags)
+        write_tensors(run.parameters / f"step-{step:08d}.safetensors", lags)
     return folder
 
 

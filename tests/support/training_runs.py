@@ -1,10 +1,11 @@
-"""What tests of training share: a text, and ways to look at runs and to disturb them."""
+"""What tests of training share: a text, a model, and ways to look at runs and to disturb them."""
 
 from __future__ import annotations
 
 import json
 import os
 import pkgutil
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,19 @@ import numpy as np
 import pytest
 
 from tmm_lab.data.dataset import TrainingSamples
+from tmm_lab.training import checkpoints
+from tmm_lab.training.runs import Run
 
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-MODEL = ["--d-model", "8", "--n-layers", "2", "--n-heads", "2", "--max-len", "16"]
-CHEAP = [*MODEL, "--batch", "2", "--device", "cpu", "--held-out-bytes", "400"]
-SETTLED = [*CHEAP, "--accumulate", "2", "--evaluations", "3", "--checkpoint-steps", "4"]
+MODEL = ["--d-model", "8", "--n-layers", "1", "--n-heads", "2", "--max-len", "16", "--position-bias"]
+COMMON = [*MODEL, "--batch", "2", "--device", "cpu", "--held-out-bytes", "400", "--seed", "3", "--precision", "float32"]
+STEPS = 12
+# What a whole run of the tests is told: evaluations and checkpoints after 4, 8 and 12 steps, and a record of each step.
+WHOLE = [
+    *COMMON,
+    *("--steps", str(STEPS), "--accumulate", "2"),
+    *("--evaluations", "3", "--checkpoint-steps", "4", "--log-every", "1"),
+]
 
 
 def write_words(folder: Path) -> Path:
@@ -38,17 +47,30 @@ def records(folder: Path) -> list[dict[str, float]]:
 
 
 def recorded(folder: Path, name: str) -> dict[int, float]:
-    """Return a figure of a run by step."""
+    """Return a metric of a run by step."""
     return {int(record["step"]): record[name] for record in records(folder) if name in record}
 
 
-def signal_at(monkeypatch: pytest.MonkeyPatch, batch: int, number: int = signal.SIGINT) -> None:
-    """Send this process a signal when training asks for its `batch`-th batch."""
+def unfinished(whole: Path, out: Path, *, step: int = STEPS, steps: int | None = None) -> Run:
+    """Return a copy of a run that was ended after `step`, and that is to have `steps`."""
+    shutil.copytree(whole, out)
+    run = Run.open(out)
+    steps = steps or run.description["steps"]
+    run.describe(finished=False, steps=steps, options={**run.description["options"], "steps": steps})
+    shutil.rmtree(run.model)
+    for path in checkpoints.checkpoints(run.checkpoints):
+        if checkpoints.step_of(path) > step:
+            shutil.rmtree(path)
+    return run
+
+
+def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:
+    """Send this process a signal during a step of training, which reads the batch of the next one."""
     original, asked = TrainingSamples.__getitems__, []
 
     def getitems(self: TrainingSamples, indices: Any) -> Any:
         asked.append(indices)
-        if len(asked) == batch:
+        if len(asked) == step + 1:
             os.kill(os.getpid(), number)
         return original(self, indices)
 

@@ -13,8 +13,7 @@ from tmm_lab.cli import main
 from tmm_lab.training import checkpoints
 from tmm_lab.training.runs import Run
 
-# The Trainer's libraries warn as they please.
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 STEPS = 6
 OPTIONS = [
@@ -56,15 +55,15 @@ def edit(**changes: object) -> Callable[[dict[str, object]], None]:
     ("change", "message"),
     [
         (edit(config=None), "is damaged: 'config' is None"),
-        (edit(source=3), "is damaged: 'source' is 3"),
+        (edit(data=3), "is damaged: 'data' is 3"),
         (edit(options=[]), "is damaged: 'options' is []"),
         (edit(steps="x"), "is damaged: 'steps' is 'x'"),
         (edit(steps=-1), "is damaged: 'steps' is -1"),
-        (edit(yardsticks={"zlib": "cheap"}), "is damaged: 'yardsticks' is {'zlib': 'cheap'}"),
+        (edit(baselines={"zlib": "cheap"}), "is damaged: 'baselines' is {'zlib': 'cheap'}"),
         (edit(finished="no"), "is damaged: 'finished' is 'no'"),
         (lambda d: d.pop("preset"), "is damaged: 'preset' is missing"),
-        (lambda d: d["source"].update(colour="red"), "describes no run that can be used"),
-        (lambda d: d["source"].update(held_out_bytes="x"), "describes no run that can be used"),
+        (lambda d: d["data"].update(colour="red"), "describes no run that can be used"),
+        (lambda d: d["data"].update(held_out_bytes="x"), "describes no run that can be used"),
         (lambda d: d["options"].update(precision="float16"), "precision must be one of auto, float32, bfloat16"),
         (lambda d: d["options"].update(batch="x"), "describes no run that can be used"),
         (lambda d: d["config"].update(d_model=-1), "describes no run that can be used (d_model must be"),
@@ -111,7 +110,7 @@ def test_a_text_that_is_not_the_one_trained_on_is_refused(
 def test_a_description_that_was_edited_is_refused_wherever_it_is_read(
     command: list[str], run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.describe(source={"text": 3})
+    run.describe(data={"text": 3})
     assert main([command[0], str(run.folder), *command[1:]]) == 2
     assert "describes no run that can be used" in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ from tmm_lab.training.display import Display, PlainDisplay, Silence, TerminalDis
 
 def show(display: Display) -> None:
     """Go through a whole run."""
-    display.header("Toeplitz MLP Mixer", [("model", "4 layers"), ("yardsticks", "unigram 4.756, " * 8)])
+    display.header("Toeplitz MLP Mixer", [("model", "4 layers"), ("baselines", "unigram 4.756, " * 8)])
     display.start(0, None)
     display.step(1, None, loss=None, rate=None, left=180.0)
     display.step(60, 12000, loss=2.3456, rate=12345.6, left=75.0)

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from tmm_lab.data.dataset import TrainingSamples
-from tmm_lab.training.schedule import Clock, Pace, evaluation_steps, learning_rate_factor
+from tmm_lab.training.schedule import Clock, TimedSchedule, evaluation_steps, learning_rate_factor
 
 
-def test_pace_fits_what_is_left_into_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_schedule_fits_what_is_left_into_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     clock = Clock()
-    pace = Pace(1.0, clock, other_seconds=lambda step_seconds: 10 * step_seconds)
+    timed = TimedSchedule(1.0, clock, other_seconds=lambda step_seconds: 10 * step_seconds)
     found = None
     for step in range(1, 100):
         now[0] += 5.0 if step <= 3 else 0.5  # the first steps are slow, and not timed
-        found = pace.step_done(step)
+        found = timed.step_done(step)
         if found is not None:
             break
     assert step == 23
@@ -30,20 +30,20 @@ def test_half_of_what_is_left_goes_to_steps(monkeypatch: pytest.MonkeyPatch) -> 
     """A run whose evaluations alone would take longer than it may still learns something."""
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    pace = Pace(1.0, Clock(), other_seconds=lambda step_seconds: 1000.0)
+    timed = TimedSchedule(1.0, Clock(), other_seconds=lambda step_seconds: 1000.0)
     for step in range(1, 24):
         now[0] += 1.0
-        found = pace.step_done(step)
+        found = timed.step_done(step)
     assert found == 23 + int((60 - 23) / 2)
 
 
-def test_pace_does_not_wait_for_twenty_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timed_schedule_does_not_wait_for_twenty_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    pace = Pace(1.0, Clock(), other_seconds=lambda step_seconds: 0.0)
+    timed = TimedSchedule(1.0, Clock(), other_seconds=lambda step_seconds: 0.0)
     for expected in (None, None, 6):
         now[0] += 10.0
-        found = pace.step_done(int(now[0] / 10))
+        found = timed.step_done(int(now[0] / 10))
         assert found == expected
 
 

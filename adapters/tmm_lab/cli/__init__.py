@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from .errors import report_error
+from .fields import CommandParser
 
 __all__ = ["main"]
 
@@ -86,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help=debug)
     parser.add_argument("--version", action="version", version=f"tmm-core {version('tmm-core')}")
     parser.set_defaults(run=lambda arguments: _help(parser))
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     for command in COMMANDS:
         import_module(f".{command}", __name__).add_parser(commands)
     for sub in commands.choices.values():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tmm_core.errors import InputError
 
-from .model_options import add_model_options, check_tokenizer
+from .model_options import able_frameworks, add_model_options, check_tokenizer
 
 if TYPE_CHECKING:
     from tmm_adapters.tokenizers import Tokenizer
@@ -51,12 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training.frameworks import choose, open_model
 
     documents = read_documents(arguments.text)
-    model, tokenizer = open_model(choose(arguments.framework), folder, device=arguments.device)
+    model, tokenizer = open_model(choose(arguments.framework, able_frameworks(folder)), folder, device=arguments.device)
     with tempfile.TemporaryDirectory() as scratch:
         text = write_text(documents, Path(scratch, "text"))
         part = text.whole()
         tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
-        windows = evaluation_windows(tokens, model.config.max_len, _end_of_text(folder, tokenizer))
+        windows = evaluation_windows(tokens, model.max_len, _end_of_text(folder, tokenizer))
         nats = held_out_nats(model, windows, batch=arguments.batch)
         if not math.isfinite(nats):
             raise InputError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")
@@ -74,7 +74,7 @@ def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
     from ..training.runs import run_of
 
     run = run_of(folder)
-    joined = run is not None and run.described()[2].join_documents
+    joined = run is not None and run.parsed().options.join_documents
     return None if joined else tokenizer.end_of_text
 
 
@@ -90,5 +90,5 @@ def _baselines(folder: Path, part: Part) -> dict[str, float]:
         run = None
     if run is None:
         return {"zlib": zlib_cost(part)}
-    training, _ = open_text(run.data / "text").split(run.described()[1].held_out_bytes)
+    training, _ = open_text(run.data / "text").split(run.parsed().data.held_out_bytes)
     return baseline_costs(training, part)

@@ -8,16 +8,30 @@ import dataclasses
 import inspect
 import os
 import textwrap
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from tmm_core.errors import InputError
 from tmm_core.fields import FieldType, field_types
 
-__all__ = ["add_fields", "as_text", "given_fields"]
+__all__ = ["CommandParser", "add_fields", "as_text", "given_fields"]
 
 _METAVARS = {int: "N", float: "X", str: "NAME", tuple: "FILE"}
 _METAVARS_BY_NAME = {"prompt": "TEXT", "tokenizer": "FILE", "report_to": "NAMES"}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command, some of whose options may depend on what others are given."""
+
+    prepare: Callable[[Sequence[str]], None] | None = None
+    """Called with the arguments before they are parsed, to add options."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, with the options that `prepare` adds."""
+        if self.prepare is not None:
+            self.prepare(args)
+        return super().parse_known_args(args, namespace)
 
 
 def add_fields(parser: argparse._ActionsContainer, cls: type, *, defaults: Any = None) -> None:

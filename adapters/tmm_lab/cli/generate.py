@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tmm_core.errors import InputError, MissingFileError
 
 from .fields import as_text
-from .model_options import add_model_options, check_tokenizer
+from .model_options import able_frameworks, add_model_options, check_tokenizer
 
 if TYPE_CHECKING:
     from ..evaluation.measure import Writing
@@ -23,7 +23,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "generate",
         help="let a model continue a prompt",
-        description="Write how a model continues a prompt: text to stdout as it comes, figures to stderr.",
+        description="Write how a model continues a prompt: text to stdout as it comes, metrics to stderr.",
     )
     add_model_options(parser)
     begin = parser.add_mutually_exclusive_group(required=True)
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training.display import printable
     from ..training.frameworks import choose, open_model
 
-    model, tokenizer = open_model(choose(arguments.framework), folder, device=arguments.device)
+    model, tokenizer = open_model(choose(arguments.framework, able_frameworks(folder)), folder, device=arguments.device)
     terminal = sys.stdout.isatty()
     begun = 0
 
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         begin(len(prompts))
     finally:
         write("\n")  # an error, too, is told on a line of its own
-    print(_figures(writing, model.config.max_len), folder, sep="; ", file=sys.stderr)
+    print(_metrics(writing, model.longest_text), folder, sep="; ", file=sys.stderr)
     return 0
 
 
@@ -113,7 +113,7 @@ def _lines(path: Path) -> list[str]:
     return prompts
 
 
-def _figures(writing: Writing, max_len: int) -> str:
+def _metrics(writing: Writing, longest: float) -> str:
     """Return how fast the model read and wrote, and why texts are shorter than asked for."""
     from ..training.display import counted
 
@@ -128,8 +128,8 @@ def _figures(writing: Writing, max_len: int) -> str:
         parts.append(f"{of.format(ends.count('text'))} came to an end")
     if "context" in ends:
         parts.append(
-            f"{of.format(ends.count('context'))} stopped where the model's position bias ends, at max_len={max_len} "
-            "tokens (train with --no-position-bias to write on)"
+            f"{of.format(ends.count('context'))} stopped at {longest:.0f} tokens with the prompt, the most that the "
+            "model reads"
         )
     return "; ".join(parts)
 

@@ -15,6 +15,7 @@ from tmm_adapters.pretrained import WEIGHTS, read_config, read_tensors
 from tmm_core.errors import InputError, MissingFileError
 
 if TYPE_CHECKING:
+    from tmm_adapters.architecture import ModelConfig
     from tmm_core import TMMConfig
 
     from ..training.runs import Run
@@ -115,10 +116,12 @@ def _over_time(arguments: argparse.Namespace) -> int:
     from ..operators.pictures import WHAT_TO_SEE_OVER_TIME, plot_over_time
     from ..operators.tables import place, print_table, size_of, summary_of, table_over_time
 
-    config = run.described()[0]
-    logs = run.logged_lags()
+    config = _tmm(run.parsed().config, run.folder)
+    logs = run.logged_parameters()
     if config.n_layers and not logs:
-        raise MissingFileError(f"{run.lags} holds no lags yet: train until the first evaluation, or name another run")
+        raise MissingFileError(
+            f"{run.parameters} holds no lags yet: train until the first evaluation, or name another run"
+        )
     picture = arguments.plot or run.folder / "index-over-time.png"
     if not arguments.no_plot:
         require_picture(picture, config.n_layers * config.mix_layers)
@@ -186,7 +189,16 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, TMMConfig, dict[str, An
     folder = newest_run().folder if source is None else source
     model = model_folder(folder)
     lags = read_tensors(model / WEIGHTS, containing=_LAGS)
-    return model, read_config(model), lags, arguments.plot or folder / "index.png"
+    return model, _tmm(read_config(model), model), lags, arguments.plot or folder / "index.png"
+
+
+def _tmm(config: ModelConfig, folder: Path) -> TMMConfig:
+    """Return the configuration of a folder, refused where its model has no Toeplitz operators."""
+    from tmm_core import TMMConfig
+
+    if not isinstance(config, TMMConfig):
+        raise InputError(f"{folder} holds a model of the architecture {config.model_type!r}, which has no such lags")
+    return config
 
 
 def _run(folder: Path | None) -> Run:

@@ -17,11 +17,11 @@ from .documents import dataset_documents, default_documents, read_documents
 if TYPE_CHECKING:
     from .text import Document
 
-__all__ = ["Source"]
+__all__ = ["DataConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(Configuration):
+class DataConfig(Configuration):
     """Describe a text; the fields are options of `tmm train`."""
 
     text: tuple[str, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tmm_adapters.tokenizers import Tokenizer
-from tmm_core import TMMConfig
 from tmm_core.errors import InputError
 
 from ..data.tokens import TokenWindows
@@ -44,8 +42,12 @@ class Model(Protocol):
     """A language model of any framework, to be measured and to write."""
 
     @property
-    def config(self) -> TMMConfig:
-        """The model."""
+    def max_len(self) -> int:
+        """Tokens of the training context."""
+
+    @property
+    def longest_text(self) -> float:
+        """How many tokens a text can have, infinity where there is no limit."""
 
     def nats(self, batch: Batch) -> float:
         """Return the summed cross-entropy (nats) of the targets of a batch."""
@@ -63,7 +65,7 @@ class Model(Protocol):
     ) -> Generator[list[int]]:
         """Yield up to `n_tokens` times the next token of each prompt, as they are drawn.
 
-        A row ends with `stop_token`, or where the position bias does, and is filled with it from there on. What a row
+        A row ends with `stop_token`, or where its longest text does, and is filled with it from there on. What a row
         draws depends on the seed and on the rows before it, not on what any other holds.
         """
 
@@ -106,19 +108,19 @@ def held_out_nats(
     return nats
 
 
-def prompt_ids(prompt: str, tokenizer: Tokenizer, config: TMMConfig) -> list[int]:
+def prompt_ids(prompt: str, tokenizer: Tokenizer, longest: float) -> list[int]:
     """Return the tokens of a prompt after an end-of-text, as documents are in training.
 
     Raises
     ------
     ValueError
-        If the prompt is longer than the model's position bias.
+        If the prompt is longer than `longest`, the longest text of the model.
     """
     ids = [tokenizer.end_of_text, *tokenizer.encode(prompt)]
-    if config.position_bias and len(ids) > config.max_len:
+    if len(ids) > longest:
         raise InputError(
-            f"the prompt is too long: {len(ids)} tokens with the end-of-text before it, and the model's position "
-            f"bias ends at max_len={config.max_len}; shorten it"
+            f"the prompt is too long: {len(ids)} tokens with the end-of-text before it, and the model reads no more "
+            f"than {longest:.0f}; shorten it"
         )
     return ids
 
@@ -131,7 +133,7 @@ class Written:
     n_tokens: int = 0
     """How many tokens that took, an end-of-text included."""
     ended: Literal["text", "context", "count"] = "count"
-    """By an end-of-text, because the position bias had no place for another token, or after as many as asked for."""
+    """By an end-of-text, because the model reads no longer text, or after as many tokens as asked for."""
 
 
 @dataclass
@@ -190,15 +192,15 @@ def continuations(
     Raises
     ------
     ValueError
-        If a prompt is longer than the model's position bias.
+        If a prompt is longer than the model's longest text.
 
     Notes
     -----
     An untrained model writes bytes that are no text; they read U+FFFD.
     """
-    rows = [prompt_ids(prompt, tokenizer, model.config) for prompt in prompts]
+    rows = [prompt_ids(prompt, tokenizer, model.longest_text) for prompt in prompts]
     result = Writing([Written() for _ in rows], sum(map(len, rows)))
-    rooms = [_room(model.config, len(ids)) for ids in rows]
+    rooms = [model.longest_text - len(ids) + 1 for ids in rows]  # the last token needs no place of its own
     begin = time.perf_counter()
     steps = model.continued(
         rows,
@@ -240,8 +242,3 @@ def continuations(
                     on_text(row, piece)
     result.seconds = time.perf_counter() - begin - result.prompt_seconds
     return result
-
-
-def _room(config: TMMConfig, n_prompt: int) -> float:
-    """Return how many tokens can follow a prompt: the last one needs no place of its own."""
-    return config.max_len - n_prompt + 1 if config.position_bias and config.n_layers else math.inf

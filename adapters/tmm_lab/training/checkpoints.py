@@ -8,9 +8,9 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+from tmm_adapters.architecture import ModelConfig, config_to_dict
 from tmm_adapters.files import atomic_folder
 from tmm_adapters.pretrained import read_config, write_json
-from tmm_core import TMMConfig
 from tmm_core.errors import InputError
 
 __all__ = ["check_model", "checkpoints", "damage", "keep_newest", "newest_intact", "step_of", "write_checkpoint"]
@@ -68,7 +68,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(_PREFIX))
 
 
-def check_model(checkpoint: Path, config: TMMConfig) -> None:
+def check_model(checkpoint: Path, config: ModelConfig) -> None:
     """Refuse a checkpoint of another model than `config`.
 
     Raises
@@ -76,12 +76,12 @@ def check_model(checkpoint: Path, config: TMMConfig) -> None:
     ValueError
         If a field differs.
     """
-    ours, theirs = config.to_dict(), read_config(checkpoint).to_dict()
+    ours, theirs = config_to_dict(config), config_to_dict(read_config(checkpoint))
     for name in ours:
-        if ours[name] != theirs[name]:
+        if ours[name] != theirs.get(name):
             raise InputError(
                 f"run.json describes another model than {checkpoint} holds: its {name} is {ours[name]!r}, "
-                f"there it is {theirs[name]!r}; restore run.json, or begin a new run"
+                f"there it is {theirs.get(name)!r}; restore run.json, or begin a new run"
             )
 
 

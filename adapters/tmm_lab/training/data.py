@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
+from tmm_adapters.architecture import ModelConfig
 from tmm_adapters.tokenizers import ByteTokenizer, Tokenizer, check_fits, load_tokenizer, train_tokenizer
-from tmm_core import TMMConfig
 from tmm_core.errors import InputError
 
-from ..data.config import Source
+from ..data.config import DataConfig
 from ..data.text import Part, Text, open_text, write_text
 from ..data.tokens import write_tokens
 from .runs import Run
 
-__all__ = ["Data", "fitting", "open_data", "prepare_data"]
+__all__ = ["Data", "open_data", "prepare_data", "with_vocabulary"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Data:
     held_out_tokens: NDArray[Any]
 
 
-def prepare_data(run: Run, source: Source) -> Data:
+def prepare_data(run: Run, source: DataConfig) -> Data:
     """Write the text of `source`, its tokenizer and its tokens into the run's folder."""
     run.data.mkdir(exist_ok=True)
     text = write_text(source.documents(), run.data / "text")
@@ -47,8 +47,10 @@ def prepare_data(run: Run, source: Source) -> Data:
     return _tokenized(run, source, text, tokenizer)
 
 
-def open_data(run: Run, source: Source) -> Data:
+def open_data(run: Run, source: DataConfig, *, check: bool) -> Data:
     """Open what `prepare_data` wrote; tokens that are missing are written again, and are the same.
+
+    With `check` the whole text is read, to see that it is the one that was written.
 
     Raises
     ------
@@ -58,9 +60,10 @@ def open_data(run: Run, source: Source) -> Data:
     path = run.data / "text"
     try:
         text = open_text(path)
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != text.sha256:
-                raise InputError(f"text file {path} is damaged: its hash is not the one that was noted")
+        if check:
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != text.sha256:
+                    raise InputError(f"text file {path} is damaged: its hash is not the one that was noted")
         return _tokenized(run, source, text, load_tokenizer(run.folder))
     except (FileNotFoundError, ValueError) as error:
         raise InputError(
@@ -69,7 +72,7 @@ def open_data(run: Run, source: Source) -> Data:
         ) from error
 
 
-def fitting(config: TMMConfig, tokenizer: Tokenizer, *, given: bool) -> TMMConfig:
+def with_vocabulary(config: ModelConfig, tokenizer: Tokenizer, *, given: bool) -> ModelConfig:
     """Return `config` with the tokenizer's vocabulary, or as it is where the user gave its `vocab_size`.
 
     Raises
@@ -78,12 +81,12 @@ def fitting(config: TMMConfig, tokenizer: Tokenizer, *, given: bool) -> TMMConfi
         If the tokenizer has more ids than the `vocab_size` given.
     """
     if not given:
-        config = TMMConfig.from_dict({**config.to_dict(), "vocab_size": tokenizer.vocab_size})
+        config = replace(config, vocab_size=tokenizer.vocab_size)  # type: ignore[type-var]
     check_fits(tokenizer, config.vocab_size)
     return config
 
 
-def _tokenized(run: Run, source: Source, text: Text, tokenizer: Tokenizer) -> Data:
+def _tokenized(run: Run, source: DataConfig, text: Text, tokenizer: Tokenizer) -> Data:
     training, held_out = text.split(source.held_out_bytes)
     return Data(
         text,

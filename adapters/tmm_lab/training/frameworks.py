@@ -1,50 +1,166 @@
-"""Which framework computes: PyTorch where it is installed, else JAX, unless the user says."""
+"""The frameworks that train: what each of them provides, and which is chosen."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+from tmm_adapters.architecture import Framework
 from tmm_core.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from tmm_adapters.tokenizers import Tokenizer
 
-    from ..evaluation.measure import Model
-    from .learner import Framework
+    from ..evaluation.measure import Batch, Model, Windows
+    from .job import Job
+    from .options import TrainingOptions
 
-__all__ = ["choose", "load", "open_model"]
+__all__ = ["Runtime", "Trainer", "choose", "load", "open_model"]
 
-Name = Literal["torch", "jax"]
+T = TypeVar("T")
+
 # By name: what a model needs, what training needs besides, and the extra that brings both.
-FRAMEWORKS: dict[Name, tuple[tuple[str, ...], tuple[str, ...], str]] = {
-    "torch": (("torch",), ("transformers", "accelerate"), "train"),
+FRAMEWORKS: dict[Framework, tuple[tuple[str, ...], tuple[str, ...], str]] = {
+    "torch": (("torch",), ("accelerate",), "train"),
     "jax": (("jax", "optax"), ("orbax.checkpoint",), "train-jax"),
 }
 
 
-def choose(name: str, *, training: bool = False) -> Name:
+class Trainer(Protocol):
+    """A model in training."""
+
+    def step(self, batch: Batch, factor: float) -> tuple[Any, Any]:
+        """Train on a batch of (accumulate, rows, context), at this share of the peak learning rate.
+
+        Returns
+        -------
+        loss, grad_norm
+            Of this process's share, before the step; numbers that may be waited for.
+        """
+
+    def load(self, checkpoint: Path, *, optimizer: bool) -> None:
+        """Take the parameters of a checkpoint, and what the optimiser knows."""
+
+    def write(self, folder: Path) -> None:
+        """Write the model and all that training needs to go on into `folder`."""
+
+    def parameters(self, wanted: Callable[[str], bool] = ...) -> dict[str, NDArray[Any]]:
+        """Return the parameters whose names are wanted, by default all, as NumPy arrays."""
+
+    def nats(self, windows: Windows, *, stop: Callable[[], bool] = ...) -> float:
+        """Return the cross-entropy (nats) of this process's share of `windows`, summed.
+
+        Raises
+        ------
+        StoppedError
+            When `stop`, asked before each batch, says yes.
+        """
+
+    def text(self, prompt: str, n_tokens: int) -> tuple[str, int]:
+        """Return how the model continues `prompt`, and how many tokens, at most `n_tokens`, that took."""
+
+    def report(self, metrics: dict[str, float], step: int) -> None:
+        """Tell the services that follow the run, if any, of the metrics of a step."""
+
+    def end(self) -> None:
+        """Tell them that the run ends, and let the processes end together."""
+
+
+class Runtime(Protocol):
+    """The devices and processes of one framework that compute a run."""
+
+    @property
+    def local_devices(self) -> int:
+        """Devices of this process; each computes a batch at a time."""
+
+    @property
+    def processes(self) -> int:
+        """How many processes share the work."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that speaks and writes."""
+
+    def device_name(self) -> str:
+        """Return the device, and how many share the work."""
+
+    def device_memory(self) -> str:
+        """Return the most memory held on the device, as the end of a sentence; empty where it is the computer's."""
+
+    def engine_name(self) -> str:
+        """Return the engine that Toeplitz products will be computed by.
+
+        Raises
+        ------
+        LookupError, ValueError
+            If the engine that the user chose is unknown, is not installed, or cannot serve the device.
+        """
+
+    def in_first_process(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns in the first process, in every process; the others wait for it."""
+
+    def total(self, number: float) -> float:
+        """Return the sum of the processes' numbers."""
+
+    def trainer(self, job: Job) -> Trainer:
+        """Return the model of `job`, ready to be trained here."""
+
+
+class TrainingFramework(Protocol):
+    """The module `runtime` of a framework."""
+
+    def fast_at_bfloat16(self, device: str) -> bool:
+        """Return whether `--device` has instructions for bfloat16."""
+
+    def make_runtime(self, options: TrainingOptions) -> Runtime:
+        """Return the runtime of a run with `options`.
+
+        Raises
+        ------
+        ValueError
+            If an option cannot be served, such as a device that is not there.
+        """
+
+
+def choose(name: str, able: Collection[Framework], *, training: bool = False) -> Framework:
     """Return the framework that `--framework name` stands for; none is imported.
+
+    Parameters
+    ----------
+    name : str
+        A framework, or `auto` for the first that is installed.
+    able : collection of str
+        The frameworks of the architecture.
+    training : bool
+        Whether it is to train, which needs more libraries.
 
     Raises
     ------
     LookupError
         If it is not installed, or `auto` finds none.
     ValueError
-        If there is no framework of that name.
+        If there is no framework of that name, or it does not compute the architecture.
     """
-    usable = [known for known in FRAMEWORKS if not missing(known, training)]
+    if name != "auto" and name not in FRAMEWORKS:
+        raise InputError(f"--framework must be auto, {' or '.join(FRAMEWORKS)}, and is {name!r}")
+    if name != "auto" and name not in able:
+        raise InputError(f"--framework {name} does not compute this architecture: take {' or '.join(able)}")
+    usable = [known for known in FRAMEWORKS if known in able and not missing(known, training)]
     if name == "auto":
         if not usable:
-            raise NotFoundError(
-                "there is neither PyTorch nor JAX: pip install 'tmm-core[train]', or 'tmm-core[train-jax]'"
-            )
+            extras = " or ".join(f"'tmm-core[{FRAMEWORKS[known][2]}]'" for known in FRAMEWORKS if known in able)
+            raise NotFoundError(f"none of the frameworks {', '.join(able)} is installed: pip install {extras}")
         return usable[0]
-    known = next((known for known in FRAMEWORKS if known == name), None)
-    if known is None:
-        raise InputError(f"--framework must be auto, {' or '.join(FRAMEWORKS)}, and is {name!r}")
+    known = cast(Framework, name)
     if known not in usable:
         instead = f", or take --framework {usable[0]}" if usable else ""
         raise NotFoundError(
@@ -54,26 +170,26 @@ def choose(name: str, *, training: bool = False) -> Name:
     return known
 
 
-def missing(name: Name, training: bool) -> list[str]:
+def missing(name: Framework, training: bool) -> list[str]:
     """Return the libraries that a framework needs and this Python lacks."""
     model, more, _ = FRAMEWORKS[name]
     return [library for library in (*model, *(more if training else ())) if not _installed(library)]
 
 
-def load(name: Name) -> Framework:
+def load(name: Framework) -> TrainingFramework:
     """Import what trains with the framework called `name`."""
-    return cast("Framework", import_module(f".{name}.place", __package__))
+    return cast("TrainingFramework", import_module(f".{name}.runtime", __package__))
 
 
-def open_model(name: Name, folder: Path, *, device: str) -> tuple[Model, Tokenizer]:
+def open_model(name: Framework, folder: Path, *, device: str) -> tuple[Model, Tokenizer]:
     """Return the model in a model folder, in the framework called `name`, and its tokenizer.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        As `folder.load_params`, and if the device is not there.
+        As `pretrained.load_params`, and if the device is not there.
     """
-    opened: Any = import_module(f".{name}.measure", __package__).open_model(folder, device=device)
+    opened: Any = import_module(f".{name}.model", __package__).open_model(folder, device=device)
     return cast("tuple[Model, Tokenizer]", opened)
 
 

@@ -1,20 +1,19 @@
 """What AdamW knows beside the parameters, the same in every framework, and read from the checkpoint of any.
 
-PyTorch keeps it as safetensors, named by parameter, `<parameter>.<key>`, as in `embed.weight.exp_avg`; JAX in an Orbax
-folder. No pickles are written, and none is ever read.
+PyTorch keeps it as safetensors, named by parameter, `<parameter>.<key>`, as in `embed.weight.exp_avg`; JAX in the Orbax
+folder of `orbax_state`. No pickles are written, and none is ever read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from tmm_adapters.pretrained import read_tensors
-from tmm_core import TMMConfig
 from tmm_core.errors import InputError, MissingFileError, NotFoundError
-from tmm_core.lm import frozen_names, parameter_shapes
 
 __all__ = ["OPTIMIZER", "ORBAX", "Moments", "read_moments"]
 
@@ -32,8 +31,15 @@ class Moments(NamedTuple):
     steps: int
 
 
-def read_moments(checkpoint: Path, config: TMMConfig) -> Moments:
+def read_moments(checkpoint: Path, shapes: Mapping[str, tuple[int, ...]]) -> Moments:
     """Return what a checkpoint, of any framework, keeps of AdamW.
+
+    Parameters
+    ----------
+    checkpoint : Path
+        The folder.
+    shapes : mapping of str to tuple
+        Those of the parameters that are trained.
 
     Raises
     ------
@@ -42,7 +48,7 @@ def read_moments(checkpoint: Path, config: TMMConfig) -> Moments:
     LookupError
         If JAX wrote it, and it or Orbax is not installed.
     ValueError
-        If it is damaged, or of another model than `config`.
+        If it is damaged, or of another model.
     """
     if (checkpoint / OPTIMIZER).is_file():
         moments = _of_torch(checkpoint / OPTIMIZER)
@@ -50,7 +56,6 @@ def read_moments(checkpoint: Path, config: TMMConfig) -> Moments:
         moments = _of_jax(checkpoint / ORBAX)
     else:
         raise MissingFileError(f"{checkpoint} has neither {OPTIMIZER} nor {ORBAX}: resume from another checkpoint")
-    shapes = {name: shape for name, shape in parameter_shapes(config).items() if name not in frozen_names(config)}
     for found in (moments.mu, moments.nu):
         wrong = set(found) ^ set(shapes) or {name for name in shapes if found[name].shape != shapes[name]}
         if wrong:
@@ -76,7 +81,7 @@ def _of_torch(path: Path) -> Moments:
 
 def _of_jax(folder: Path) -> Moments:
     try:
-        from .jax.state import read_state
+        from .orbax_state import read_state
     except ImportError as error:
         raise NotFoundError(
             f"{folder} was written by JAX, and to read it needs {error.name}: "

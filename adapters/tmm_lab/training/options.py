@@ -29,11 +29,11 @@ class TrainingOptions(Configuration):
     accumulate: Count = 1
     """Batches whose gradients are added up before a step."""
     learning_rate: Annotated[float, Bounds(above=0)] | None = None
-    """Learning rate after the warm-up; falls to zero along a cosine. Unless given, 0.768 / d_model."""
+    """Learning rate after the warm-up; falls to zero along a cosine. Unless given, the architecture's own."""
     warmup: Size = 200
     """Steps over which the learning rate rises; at most a quarter of the run."""
     weight_decay: Annotated[float, Bounds(at_least=0)] = 0.1
-    """Decay of the linear maps' weights (AdamW); lags, embedding, biases and norms have none."""
+    """Decay of the linear maps' weights (AdamW); embeddings, biases and the like have none."""
     beta1: Annotated[float, Bounds(at_least=0, below=1)] = 0.9
     """Memory of AdamW's average of gradients."""
     beta2: Annotated[float, Bounds(at_least=0, below=1)] = 0.95
@@ -46,8 +46,8 @@ class TrainingOptions(Configuration):
     """Arithmetic of the model; bfloat16 is mixed precision, with weights in float32; auto is bfloat16 where the device
     is fast at it."""
     framework: Literal["auto", "torch", "jax"] = "auto"
-    """What trains: PyTorch with Hugging Face's Trainer, or JAX; auto is PyTorch where it is installed. The runs are the
-    same, and either goes on with the other's."""
+    """What trains: PyTorch or JAX; auto is PyTorch where it is installed. The runs are the same, and either continues
+    the other's."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; auto is an accelerator where there is one."""
     backend: str | None = None
@@ -65,7 +65,7 @@ class TrainingOptions(Configuration):
     prompt: str = "The "
     """How samples begin."""
     report_to: str = "none"
-    """Services of Hugging Face's Trainer that follow the run, such as tensorboard or wandb; commas between several."""
+    """Services that follow the run, such as tensorboard or wandb; commas between several."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a run."""

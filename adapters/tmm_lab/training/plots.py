@@ -1,4 +1,4 @@
-"""`training.png`: what a run has learned, as a curve beside its yardsticks, and the lags of every head."""
+"""`training.png`: what a run has learned, as a curve beside its baselines, and what its architecture draws."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
-from tmm_core import TMMConfig
+from tmm_adapters.architecture import Heatmap
 
 __all__ = ["plot_training"]
 
@@ -26,9 +25,8 @@ def plot_training(
     *,
     title: str,
     curve: Sequence[tuple[int, float]],
-    yardsticks: Mapping[str, float],
-    lags: Mapping[str, NDArray[Any]],
-    config: TMMConfig,
+    baselines: Mapping[str, float],
+    heatmap: Heatmap | None,
 ) -> None:
     """Write the picture of a run.
 
@@ -40,33 +38,32 @@ def plot_training(
         Stands above the curve.
     curve : sequence of (int, float)
         Tokens trained on, and held-out bits per byte.
-    yardsticks : mapping of str to float
+    baselines : mapping of str to float
         Bits per byte of other models, drawn as lines.
-    lags : mapping of str to array
-        The parameters `blocks.{i}.mix.lags` (and `lags2`), of shape (h, k) or (h, m, k).
-    config : TMMConfig
-        The model.
+    heatmap : Heatmap, optional
+        Drawn beside the curve.
     """
-    rows, names = _lag_rows(lags, config)
-    height = min(9.0, max(4.8, 1.6 + 0.2 * len(rows)))
-    figure = Figure(figsize=(12.5, height), dpi=110, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.1))
-    _draw_curve(left, title, curve, yardsticks, gap=1.3 * _LABEL_INCHES / height)
-    _draw_lags(figure, right, rows, names, config)
+    height = 4.8 if heatmap is None else min(9.0, max(4.8, 1.6 + 0.2 * len(heatmap.rows)))
+    figure = Figure(figsize=(7.0 if heatmap is None else 12.5, height), dpi=110, layout="constrained")
+    n_panels = 1 if heatmap is None else 2
+    left, *right = figure.subplots(1, n_panels, width_ratios=(1, 1.1)[:n_panels], squeeze=False)[0]
+    _draw_curve(left, title, curve, baselines, gap=1.3 * _LABEL_INCHES / height)
+    if heatmap is not None:
+        _draw_heatmap(figure, right[0], heatmap)
     figure.savefig(path, format="png")
 
 
 def _draw_curve(
-    axes: Axes, title: str, curve: Sequence[tuple[int, float]], yardsticks: Mapping[str, float], *, gap: float
+    axes: Axes, title: str, curve: Sequence[tuple[int, float]], baselines: Mapping[str, float], *, gap: float
 ) -> None:
-    """Draw bits per byte against tokens, with the yardsticks as lines named at their right end.
+    """Draw bits per byte against tokens, with the baselines as lines named at their right end.
 
     Names keep a distance of `gap`, a share of the height.
     """
     most = max((t for t, _ in curve), default=0)
     unit, name_of_unit = (1e6, "millions") if most >= 1e6 else (1e3, "thousands")
     tokens, bits = [t / unit for t, _ in curve], [b for _, b in curve]
-    values = bits + list(yardsticks.values())
+    values = bits + list(baselines.values())
     low, high = min(values), max(values)
     margin = 0.06 * max(high - low, 0.1)
     falls = len(bits) < 2 or bits[-1] <= bits[-2]
@@ -74,8 +71,8 @@ def _draw_curve(
     axes.set_ylim(low - max(margin, room if falls else 0), high + max(margin, 0 if falls else room))
     axes.set_xlim(0, max([*tokens, 1e-3]) * 1.02)
     for (name, value), place in zip(
-        yardsticks.items(),
-        _apart(yardsticks.values(), gap * (high - low)),
+        baselines.items(),
+        _apart(baselines.values(), gap * (high - low)),
         strict=True,
     ):
         axes.axhline(value, color=_GREY, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
@@ -110,54 +107,30 @@ def _draw_curve(
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_lags(figure: Figure, axes: Axes, rows: NDArray[Any], names: Sequence[str], config: TMMConfig) -> None:
-    """Draw the lags as one coloured row a head, on a logarithmic axis that gives recent lags room."""
-    axes.set_title("lags of each head, each row by its largest", fontsize=11, loc="left")
-    if not len(rows):
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, "the model has no layers", ha="center", transform=axes.transAxes)
-        return
+def _draw_heatmap(figure: Figure, axes: Axes, heatmap: Heatmap) -> None:
+    """Draw one coloured row a name, on a logarithmic axis that gives the first columns room."""
+    axes.set_title(heatmap.title, fontsize=11, loc="left")
+    rows, names = heatmap.rows, heatmap.names
     largest = np.abs(rows).max(axis=1, keepdims=True)
     shown = rows / np.where(largest > 0, largest, 1)
-    # Lag j spans [j + 1/2, j + 3/2) here: a logarithmic axis has no zero.
+    # Column j spans [j + 1/2, j + 3/2) here: a logarithmic axis has no zero.
     edges = np.arange(rows.shape[1] + 1) + 0.5
     mesh = axes.pcolormesh(
         edges, np.arange(len(rows) + 1), shown, cmap="RdBu_r", vmin=-1, vmax=1, rasterized=True, linewidth=0
     )
     axes.set_xscale("log")
-    ticks = [lag for lag in (0, 1, 3, 7, 15, 63, 255, 1023, 4095, 16383, 65535) if lag < rows.shape[1]]
-    axes.set_xticks([lag + 1 for lag in ticks], [str(lag) for lag in ticks])
+    ticks = [column for column in (0, 1, 3, 7, 15, 63, 255, 1023, 4095, 16383, 65535) if column < rows.shape[1]]
+    axes.set_xticks([column + 1 for column in ticks], [str(column) for column in ticks])
     axes.minorticks_off()
     axes.set_xlim(edges[0], edges[-1])
-    axes.set_xlabel("lag (tokens back)")
+    axes.set_xlabel(heatmap.xlabel)
     every = -(-len(names) // _MOST_ROW_LABELS)
     axes.set_yticks(np.arange(0, len(names), every) + 0.5, names[::every], fontsize=8)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
-    per_layer = len(rows) // config.n_layers
-    for layer in range(1, config.n_layers):
-        axes.axhline(layer * per_layer, color="white", linewidth=2)
+    for first in range(heatmap.rows_per_layer, len(rows), heatmap.rows_per_layer):
+        axes.axhline(first, color="white", linewidth=2)
     figure.colorbar(mesh, ax=axes, shrink=0.6, aspect=30, pad=0.02, ticks=(-1, 0, 1))
-
-
-def _lag_rows(lags: Mapping[str, NDArray[Any]], config: TMMConfig) -> tuple[NDArray[Any], list[str]]:
-    """Return the effective lags, one row a filter, and what to call each."""
-    rows: list[NDArray[Any]] = []
-    names: list[str] = []
-    for layer in range(config.n_layers):
-        for suffix in ("", "2")[: config.mix_layers]:
-            w = np.asarray(lags[f"blocks.{layer}.mix.lags{suffix}"], np.float64)
-            if config.softplus:
-                w = np.logaddexp(w, 0)
-            w = w[:, None] if w.ndim == 2 else w
-            for head, kernel in np.ndindex(*w.shape[:2]):
-                parts = [f"layer {layer + 1}"]
-                parts += [f"T{suffix or 1}"] if config.mix_layers == 2 else []
-                parts += [f"head {head + 1}"] if config.n_heads > 0 else []
-                parts += [f"channel {kernel - config.kernel_size + 1:+d}"] if config.kernel_size > 1 else []
-                rows.append(w[head, kernel])
-                names.append(", ".join(parts))
-    return (np.stack(rows) if rows else np.empty((0, config.lags))), names
 
 
 def _apart(values: Sequence[float] | Any, gap: float) -> list[float]:

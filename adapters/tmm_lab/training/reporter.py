@@ -1,38 +1,63 @@
-"""What is shown of a run as it goes, and kept beside it: the bar, held-out costs, lags, and what the model writes."""
+"""What is shown of a run: before it, what it is; as it goes, the bar, held-out costs and samples; then its results."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-import safetensors.numpy
-from numpy.typing import NDArray
+from tmm_adapters.tokenizers import Tokenizer
 
-from tmm_adapters.files import atomic_write
-
-from .display import Display
-from .learner import Learner, Work
+from .data import Data
+from .display import Display, counted
+from .job import Job
 from .runs import Run
 
-__all__ = ["BITS", "FINAL_SAMPLE_TOKENS", "SAMPLE_TOKENS", "Narration", "compared", "write_lags"]
+if TYPE_CHECKING:
+    from .frameworks import Runtime
+
+__all__ = ["BITS", "FINAL_SAMPLE_TOKENS", "SAMPLE_TOKENS", "Reporter", "compared", "resume_command"]
 
 SAMPLE_TOKENS = 100
 FINAL_SAMPLE_TOKENS = 400
 BITS = "eval_bits_per_byte"
 
 
-class Narration:
-    """Show the run, and keep what the model wrote."""
+class Reporter:
+    """Shows a run, and keeps what the model writes."""
 
-    def __init__(self, work: Work, learner: Learner, display: Display) -> None:
-        """Show `work`, which `learner` does, on `display`."""
-        self._work = work
-        self._learner = learner
+    def __init__(self, job: Job, display: Display) -> None:
+        """Show `job` on `display`."""
+        self._job = job
         self._display = display
         self._loss: float | None = None
         self._rate: float | None = None
 
-    def begin(self, step: int, total: int | None) -> None:
+    def header(self, runtime: Runtime, tokens_per_step: int) -> None:
+        """Show what is about to be trained, on what, and by what."""
+        job, run, config, options = self._job, self._job.run, self._job.config, self._job.options
+        text, steps = job.data.text, run.description["steps"]
+        length = f"{steps:,} steps" if steps else f"{options.minutes:g} minute{'s'[: options.minutes != 1]}"
+        batch = f"{tokens_per_step // config.max_len} x {config.max_len} tokens a step"
+        text_size = f"{counted(text.n_bytes, 'byte')}, {counted(text.n_documents, 'document')}"
+        rows = [
+            ("model", job.architecture.summary(config)),
+            ("parameters", f"{job.architecture.n_parameters(config):,}"),
+            ("FLOPs per token", f"{job.architecture.flops_per_token(config):,}"),
+            ("device", f"{runtime.device_name()}, {options.precision}"),
+            ("backend", runtime.engine_name()),
+            ("text", run.parsed().data.name),
+            ("", f"{text_size}, sha256 {text.sha256[:16]}"),
+            ("held out", f"{job.data.held_out.n_bytes:,} bytes, which cost, in bits per byte:"),
+            ("", ", ".join(f"{name} {cost:.3f}" for name, cost in run.description["baselines"].items())),
+            ("tokens", _tokens(job.data.tokenizer, job.data)),
+            ("training", f"{length}, {batch}, learning rate {options.learning_rate:g}"),
+            ("run", str(run.folder)),
+        ]
+        self._display.header(f"{job.architecture.title}, {run.description['preset']}", rows)
+        self._note_another_step(tokens_per_step)
+
+    def start(self, step: int, total: int | None) -> None:
         """Show the bar."""
         self._display.start(step, total)
 
@@ -40,33 +65,56 @@ class Narration:
         """Move the bar."""
         self._display.step(step, total, loss=self._loss, rate=self._rate, left=left)
 
-    def figures(self, figures: Mapping[str, float]) -> None:
+    def metrics(self, metrics: Mapping[str, float]) -> None:
         """Remember what the bar shows."""
-        self._loss = figures.get("loss", self._loss)
-        self._rate = figures.get("tokens_per_second", self._rate)
+        self._loss = metrics.get("loss", self._loss)
+        self._rate = metrics.get("tokens_per_second", self._rate)
 
-    def evaluated(self, step: int, bits: float) -> None:
-        """Show the held-out cost beside the yardsticks, and a sample; write the lags."""
-        write_lags(self._work.run, step, self._learner.parameters(".mix.lags"))
-        self.sample(f"step {step}: {compared(bits, self._work.run.description['yardsticks'])}", SAMPLE_TOKENS)
+    def evaluated(self, step: int, bits: float, continuation: str) -> None:
+        """Show the held-out cost beside the baselines, and a sample."""
+        self.sample(f"step {step}: {compared(bits, self._job.run.description['baselines'])}", continuation)
 
-    def sample(self, caption: str, n_tokens: int) -> None:
-        """Show what the model writes now, and keep it."""
-        prompt = self._work.options.prompt
-        text = (prompt + self._learner.text(prompt, n_tokens)[0]).rstrip()
+    def sample(self, caption: str, continuation: str) -> None:
+        """Show how the model continues the prompt, and keep it."""
+        text = (self._job.options.prompt + continuation).rstrip()
         self._display.sample(caption, text)
-        with self._work.run.samples.open("a", encoding="utf-8") as file:
+        with self._job.run.samples.open("a", encoding="utf-8") as file:
             file.write(f"== {caption}\n{text}\n\n")
 
+    def done(self, bits: float, tokens: int, *, memory: str) -> None:
+        """Show what the run came to."""
+        run = self._job.run
+        rates = [record["tokens_per_second"] for record in run.records() if "tokens_per_second" in record]
+        speed = f", {rates[-1]:,.0f} a second while training" if rates else ""
+        rows = [
+            ("trained on", f"{tokens:,} tokens{speed}"),
+            ("peak memory", memory),
+            ("picture", str(run.plot)),
+            ("metrics", str(run.metrics)),
+            ("run", str(run.folder)),
+            ("next", f"tmm generate {shlex.quote(str(run.folder))} --prompt 'The '"),
+        ]
+        self._display.header(f"done: {compared(bits, run.description['baselines'])}", rows)
 
-def compared(bits: float, yardsticks: dict[str, float]) -> str:
-    """Return a held-out cost in words, between the yardsticks next to it.
+    def _note_another_step(self, tokens: int) -> None:
+        """Say where a step is larger or smaller than in the session before: the run goes on, but not bit for bit."""
+        records = ((record["step"], record.get("tokens")) for record in self._job.run.records())
+        before = [total // step for step, total in records if step > 0 and isinstance(total, int)]
+        if before and before[-1] != tokens:
+            self._display.note(
+                f"note: a step trains on {tokens:,} tokens here, and did on {before[-1]:,}: each device takes a batch, "
+                "and there is another number of them"
+            )
+
+
+def compared(bits: float, baselines: Mapping[str, float]) -> str:
+    """Return a held-out cost in words, between the baselines next to it.
 
     >>> compared(2.5, {"bigram": 3.5, "trigram": 2.7, "4-gram": 2.3})
     '2.500 bits per byte, below trigram 2.700, above 4-gram 2.300'
     """
-    beaten = {name: cost for name, cost in yardsticks.items() if bits < cost}
-    ahead = {name: cost for name, cost in yardsticks.items() if bits >= cost}
+    beaten = {name: cost for name, cost in baselines.items() if bits < cost}
+    ahead = {name: cost for name, cost in baselines.items() if bits >= cost}
     parts = [f"{bits:.3f} bits per byte"]
     if beaten:
         name = min(beaten, key=lambda key: beaten[key])
@@ -77,9 +125,11 @@ def compared(bits: float, yardsticks: dict[str, float]) -> str:
     return ", ".join(parts)
 
 
-def write_lags(run: Run, step: int, lags: Mapping[str, NDArray[Any]]) -> None:
-    """Write the lags of every layer into one file of `lags/`."""
-    if lags:
-        run.lags.mkdir(exist_ok=True)
-        with atomic_write(run.lags / f"step-{step:08d}.safetensors") as file:
-            file.write(safetensors.numpy.save(dict(lags)))
+def resume_command(run: Run) -> str:
+    """Return what to type to go on with `run`."""
+    return f"tmm train --resume {shlex.quote(str(run.folder))}"
+
+
+def _tokens(tokenizer: Tokenizer, data: Data) -> str:
+    kind = "bytes and an end-of-text" if tokenizer.fingerprint == "bytes" else "subwords"
+    return f"{kind}, {tokenizer.vocab_size:,} ids; the training text has {len(data.training_tokens):,}"

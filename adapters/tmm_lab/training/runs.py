@@ -4,11 +4,11 @@ run.json            what the run was told: model, options, text; the step count;
 tokenizer.json      unless tokens are bytes
 data/               the text as tokens, memory-mapped
 checkpoints/        step-00000100, …, each a model folder with the optimiser's state
-lags/               step-00000100.safetensors, …, the lags at every evaluation
+parameters/         step-00000100.safetensors, …, at every evaluation those that the architecture wants kept
 metrics.jsonl       losses and held-out bits per byte, a line a record
 samples.txt         what the model wrote at every evaluation
 model/              the trained model, once finished
-training.png        the curve and the lags, once finished
+training.png        the curve, and what the architecture draws, once finished
 """
 
 from __future__ import annotations
@@ -17,35 +17,46 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from tmm_adapters.architecture import ModelConfig, config_from_dict
 from tmm_adapters.files import atomic_write, require_empty
 from tmm_adapters.pretrained import is_model
-from tmm_core import TMMConfig
 from tmm_core.errors import ExistingFileError, InputError, MissingFileError
 
-from ..data.config import Source
+from ..data.config import DataConfig
 from .checkpoints import newest_intact
 from .options import TrainingOptions
 
-__all__ = ["Run", "model_folder", "newest_run", "run_of"]
+__all__ = ["ParsedRun", "Run", "model_folder", "newest_run", "run_of"]
 
 RUNS = Path("runs")
 DESCRIPTION = "run.json"
 FORMAT, VERSION = "tmm-run", 1
-_DESCRIBED: dict[str, Callable[[Any], bool]] = {
+_FIELDS: dict[str, Callable[[Any], bool]] = {
     "preset": lambda value: isinstance(value, str),
     "config": lambda value: isinstance(value, dict),
-    "source": lambda value: isinstance(value, dict),
+    "data": lambda value: isinstance(value, dict),
     "options": lambda value: isinstance(value, dict),
     "steps": lambda value: value is None or (isinstance(value, int) and value >= 1),
-    "yardsticks": lambda value: isinstance(value, dict) and all(isinstance(x, float) for x in value.values()),
+    "baselines": lambda value: isinstance(value, dict) and all(isinstance(x, float) for x in value.values()),
     "started": lambda value: isinstance(value, float),
     "finished": lambda value: isinstance(value, bool),
 }
+
+
+class ParsedRun(NamedTuple):
+    """What a run was told."""
+
+    config: ModelConfig
+    data: DataConfig
+    options: TrainingOptions
 
 
 class Run:
@@ -57,9 +68,9 @@ class Run:
         self.description = description
         self.checkpoints = folder / "checkpoints"
         self.data = folder / "data"
-        self.lags = folder / "lags"
         self.metrics = folder / "metrics.jsonl"
         self.model = folder / "model"
+        self.parameters = folder / "parameters"
         self.plot = folder / "training.png"
         self.samples = folder / "samples.txt"
         self.tokenizer = folder / "tokenizer.json"
@@ -123,23 +134,25 @@ class Run:
             ) from error
         if not known:
             raise InputError(f"{path} was written by another version: update tmm-core")
-        wrong = [name for name, fits in _DESCRIBED.items() if name not in description or not fits(description[name])]
+        wrong = [name for name, fits in _FIELDS.items() if name not in description or not fits(description[name])]
         if wrong:
             found = repr(description[wrong[0]]) if wrong[0] in description else "missing"
             raise InputError(f"{path} is damaged: {wrong[0]!r} is {found}; the run cannot be used: begin a new one")
         return cls(folder, description)
 
-    def described(self) -> tuple[TMMConfig, Source, TrainingOptions]:
+    def parsed(self) -> ParsedRun:
         """Return the model, the text and the options of the run.
 
         Raises
         ------
+        LookupError
+            If its architecture is not registered.
         ValueError
             If the description, a file that people may edit, tells of none.
         """
-        config, source, options = (self.description[name] for name in ("config", "source", "options"))
+        config, data, options = (self.description[name] for name in ("config", "data", "options"))
         try:
-            return TMMConfig.from_dict(config), Source.from_dict(source), TrainingOptions.from_dict(options)
+            return ParsedRun(config_from_dict(config), DataConfig.from_dict(data), TrainingOptions.from_dict(options))
         except (TypeError, ValueError, KeyError) as error:
             raise InputError(
                 f"{self.folder / DESCRIPTION} describes no run that can be used ({error}): restore it, "
@@ -156,16 +169,21 @@ class Run:
             )
 
     @contextmanager
-    def occupied(self) -> Iterator[None]:
-        """Keep the run to this process while the block lasts; the system sees to it that no kill leaves it occupied.
+    def locked(self) -> Iterator[bool]:
+        """Keep the run to this process while the block lasts; the system sees to it that no kill leaves it locked.
+
+        Yields
+        ------
+        bool
+            Whether it is: Windows, and some file systems of networks, cannot lock a folder.
 
         Raises
         ------
         ValueError
             If another process trains it: two would remove each other's checkpoints.
         """
-        if sys.platform == "win32":  # has no such locks of folders
-            yield
+        if sys.platform == "win32":
+            yield False
             return
         import fcntl
 
@@ -177,9 +195,10 @@ class Run:
                 raise InputError(
                     f"the run {self.folder} is being trained by another process: let it end, or stop it first"
                 ) from error
-            except OSError:  # some file systems of networks have no locks
-                pass
-            yield
+            except OSError:
+                yield False
+            else:
+                yield True
         finally:
             os.close(handle)
 
@@ -202,9 +221,16 @@ class Run:
                 found.append(record)
         return found
 
-    def logged_lags(self) -> dict[int, Path]:
-        """Return the files of `lags/` by step, ascending."""
-        steps = {path.stem.removeprefix("step-"): path for path in self.lags.glob("step-*.safetensors")}
+    def log_parameters(self, step: int, parameters: Mapping[str, NDArray[Any]]) -> None:
+        """Write parameters, if there are any, into a file of `parameters/`."""
+        if parameters:
+            self.parameters.mkdir(exist_ok=True)
+            with atomic_write(self.parameters / f"step-{step:08d}.safetensors") as file:
+                file.write(safetensors.numpy.save(dict(parameters)))
+
+    def logged_parameters(self) -> dict[int, Path]:
+        """Return the files of `parameters/` by step, ascending."""
+        steps = {path.stem.removeprefix("step-"): path for path in self.parameters.glob("step-*.safetensors")}
         return {int(step): steps[step] for step in sorted(filter(str.isdecimal, steps), key=int)}
 
     def forget_after(self, step: int) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Clock", "Pace", "evaluation_steps", "learning_rate_factor"]
+__all__ = ["Clock", "TimedSchedule", "evaluation_steps", "learning_rate_factor"]
 
 _WARM = 3  # first steps that are not timed: they allocate, and compile
 _TIMED = 20
@@ -80,7 +80,7 @@ class Clock:
             self._paused += time.monotonic() - start
 
 
-class Pace:
+class TimedSchedule:
     """Turns minutes into steps: times some steps, then sees how many fit.
 
     Parameters

@@ -1,4 +1,4 @@
-"""One sitting of a training run: begin it, or take it up again; train; leave the results."""
+"""One session of a training run: begin it, or resume it; train; leave the results."""
 
 from __future__ import annotations
 
@@ -7,59 +7,74 @@ import dataclasses
 import errno
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tmm_core import TMMConfig, use_backend
-from tmm_core.errors import InputError
+from tmm_adapters.architecture import ModelConfig, config_to_dict, get_architecture
+from tmm_adapters.pretrained import save_model
+from tmm_core import use_backend
+from tmm_core.errors import InputError, TMMError
 
-from ..data.config import Source
-from ..data.dataset import TrainingSamples
-from ..data.tokens import TokenWindows, evaluation_windows
+from ..data.config import DataConfig
 from ..evaluation.baselines import baseline_costs
 from ..evaluation.measure import prompt_ids
 from .checkpoints import newest_intact, step_of
-from .course import Course
-from .data import Data, fitting, open_data, prepare_data
+from .data import open_data, prepare_data, with_vocabulary
 from .display import Display, make_display
-from .frameworks import choose, load
+from .frameworks import Runtime, Trainer, TrainingFramework, choose, load
 from .interruption import Interruption
-from .learner import Framework, Place, Work
+from .job import Job
+from .loop import Loop, tokens_per_step
+from .machine import peak_memory
 from .options import TrainingOptions
-from .report import finish, header, resume_command
-from .reporter import BITS, Narration
+from .reporter import BITS, FINAL_SAMPLE_TOKENS, Reporter, resume_command
 from .runs import Run
 
-__all__ = ["Plan", "begin", "resume", "settled"]
+__all__ = ["begin", "resume", "with_defaults"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What the user wants of a new run."""
+def begin(
+    *,
+    preset: str,
+    config: ModelConfig,
+    vocab_given: bool,
+    data: DataConfig,
+    options: TrainingOptions,
+    out: Path | None,
+) -> int:
+    """Make a new run and train it; return the exit code: 0, or 130 and 143 where a signal ended it.
 
-    preset: str
-    config: TMMConfig
-    """The model; its vocabulary becomes the tokenizer's unless `vocab_given`."""
-    vocab_given: bool
-    source: Source
-    options: TrainingOptions
-    out: Path | None
-    """Where to; `runs/<preset>-<time>` unless given."""
-
-
-def begin(plan: Plan) -> int:
-    """Make a new run and train it; return the exit code: 0, or 130 and 143 where a signal ended it."""
-    name = choose(plan.options.framework, training=True)
+    Parameters
+    ----------
+    preset : str
+        What `config` was made from.
+    config : ModelConfig
+        The model; its vocabulary becomes the tokenizer's unless `vocab_given`.
+    vocab_given : bool
+        Whether the user gave the size of the vocabulary.
+    data : DataConfig
+        The text.
+    options : TrainingOptions
+        How to train.
+    out : Path or None
+        Where to; `runs/<preset>-<time>` unless given.
+    """
+    name = choose(options.framework, get_architecture(config.model_type).frameworks, training=True)
     framework = load(name)
-    options = dataclasses.replace(plan.options, framework=name)
-    plan = dataclasses.replace(plan, options=settled(options, plan.config, framework))
-    place = framework.place(plan.options)
-    display = make_display(silent=not place.first)
-    with _backend(plan.options):
-        place.engine_name()  # refuses a bad choice before anything is written
-        folder = place.in_first_process(lambda: _create(plan, display).folder)
-        return _train(Run.open(folder), place, plan.options, display, checkpoint=None)
+    options = with_defaults(dataclasses.replace(options, framework=name), config, framework)
+    runtime = framework.make_runtime(options)
+    display = make_display(silent=not runtime.first)
+    made: list[Job] = []
+
+    def create() -> Path:
+        made.append(_create(preset, config, data, options, out, vocab_given=vocab_given, display=display))
+        return made[0].run.folder
+
+    with _backend(options):
+        runtime.engine_name()  # refuses a bad choice before anything is written
+        folder = runtime.in_first_process(create)
+        job = made[0] if made else _open(Run.open(folder), options, check=False)
+        return _train(job, runtime, display, checkpoint=None)
 
 
 def resume(run: Run, **changes: Any) -> int:
@@ -81,9 +96,11 @@ def resume(run: Run, **changes: Any) -> int:
     """
     if run.description["finished"]:
         raise InputError(f"the run {run.folder} is finished, nothing is left to resume: its model is {run.model}")
-    options = dataclasses.replace(run.described()[2], **changes)
-    place = load(choose(options.framework, training=True)).place(options)
-    display = make_display(silent=not place.first)
+    parsed = run.parsed()
+    options = dataclasses.replace(parsed.options, **changes)
+    able = get_architecture(parsed.config.model_type).frameworks
+    runtime = load(choose(options.framework, able, training=True)).make_runtime(options)
+    display = make_display(silent=not runtime.first)
     with _backend(options):
         checkpoint, skipped = newest_intact(run.checkpoints)
         for reason in skipped:
@@ -91,16 +108,12 @@ def resume(run: Run, **changes: Any) -> int:
         display.note(
             f"resuming from {checkpoint}" if checkpoint else "no intact checkpoint: beginning at the first step"
         )
-        return _train(run, place, options, display, checkpoint=checkpoint)
+        return _train(_open(run, options, check=runtime.first), runtime, display, checkpoint=checkpoint)
 
 
-def settled(options: TrainingOptions, config: TMMConfig, framework: Framework) -> TrainingOptions:
-    """Return `options` with what was left open decided for a model, and for this machine.
-
-    Adam's steps do not shrink with the gradients, so a learning rate goes with 1 / width: 0.006 was the best measured
-    at 128 channels (0.003 and 0.012 were worse), 0.003 served at 256.
-    """
-    rate = options.learning_rate or 0.768 / config.d_model
+def with_defaults(options: TrainingOptions, config: ModelConfig, framework: TrainingFramework) -> TrainingOptions:
+    """Return `options` with what was left open decided for a model, and for this machine."""
+    rate = options.learning_rate or get_architecture(config.model_type).learning_rate(config)
     precision = options.precision
     if precision == "auto":
         precision = "bfloat16" if framework.fast_at_bfloat16(options.device) else "float32"
@@ -111,98 +124,106 @@ def _backend(options: TrainingOptions) -> contextlib.AbstractContextManager[None
     return contextlib.nullcontext() if options.backend is None else use_backend(options.backend)
 
 
-def _create(plan: Plan, display: Display) -> Run:
+def _create(
+    preset: str,
+    config: ModelConfig,
+    source: DataConfig,
+    options: TrainingOptions,
+    out: Path | None,
+    *,
+    vocab_given: bool,
+    display: Display,
+) -> Job:
     """Make the folder of a new run, with all that training reads; nothing stays of it where that fails."""
-    run = Run.create(plan.out, plan.preset)
+    run = Run.create(out, preset)
     try:
-        display.note(f"reading {plan.source.name}")
-        data = prepare_data(run, plan.source)
-        config = fitting(plan.config, data.tokenizer, given=plan.vocab_given)
-        _windows(data, config, plan.options)
-        prompt_ids(plan.options.prompt, data.tokenizer, config)  # refuses one that is too long
+        display.note(f"reading {source.name}")
+        data = prepare_data(run, source)
+        config = with_vocabulary(config, data.tokenizer, given=vocab_given)
+        job = Job.of(run, config, options, data)
+        longest = job.architecture.longest_text(config)
+        prompt_ids(options.prompt, data.tokenizer, longest)  # refuses one that is too long
         run.describe(
-            preset=plan.preset,
-            config=config.to_dict(),
-            source=plan.source.to_dict(),
-            options=plan.options.to_dict(),
-            steps=plan.options.steps,
-            yardsticks=baseline_costs(data.training, data.held_out),
+            preset=preset,
+            config=config_to_dict(config),
+            data=source.to_dict(),
+            options=options.to_dict(),
+            steps=options.steps,
+            baselines=baseline_costs(data.training, data.held_out),
             started=time.time(),
             finished=False,
         )
     except BaseException:
         shutil.rmtree(run.folder, ignore_errors=True)
         raise
-    return run
+    return job
 
 
-def _windows(data: Data, config: TMMConfig, options: TrainingOptions) -> tuple[TrainingSamples, TokenWindows]:
-    """Return what to train and to evaluate on; refuse a text that is shorter than one context."""
-    end_of_text = None if options.join_documents else data.tokenizer.end_of_text
-    samples = TrainingSamples(data.training_tokens, config.max_len, options.seed, end_of_text=end_of_text)
-    return samples, evaluation_windows(data.held_out_tokens, config.max_len, end_of_text)
+def _open(run: Run, options: TrainingOptions, *, check: bool) -> Job:
+    """Return the job of a run that has begun."""
+    parsed = run.parsed()
+    return Job.of(run, parsed.config, options, open_data(run, parsed.data, check=check))
 
 
-def _train(run: Run, place: Place, options: TrainingOptions, display: Display, *, checkpoint: Path | None) -> int:
+def _train(job: Job, runtime: Runtime, display: Display, *, checkpoint: Path | None) -> int:
     """Train from `checkpoint` on, and finish the run unless interrupted."""
-    config, source, _ = run.described()
-    data = open_data(run, source)
-    samples, held_out = _windows(data, config, options)
-    work = Work(
-        run=run,
-        config=config,
-        options=options,
-        samples=samples,
-        held_out=held_out,
-        held_out_part=data.held_out,
-        tokenizer=data.tokenizer,
-    )
-    with contextlib.ExitStack() as stack, Interruption(silent=not place.first) as interruption:
-        place.in_first_process(lambda: stack.enter_context(run.occupied()))
-        learner = place.learner(work)
-        narration = Narration(work, learner, display)
+    run = job.run
+    with contextlib.ExitStack() as stack, Interruption(silent=not runtime.first) as interruption:
+        locked = runtime.in_first_process(lambda: stack.enter_context(run.locked()))
+        if not locked:
+            display.note(f"note: {run.folder} cannot be locked here: let no other process train this run meanwhile")
+        trainer = runtime.trainer(job)
+        reporter = Reporter(job, display)
         first = 0 if checkpoint is None else step_of(checkpoint)
-        course = Course(work, learner, place, narration, interruption, first_step=first)
-        display.header(f"Toeplitz MLP Mixer, {run.description['preset']}", header(work, data, place))
-        if place.first:
+        if runtime.first:
             run.forget_after(first)
-            _tell_of_another_step(run, course.tokens_per_step, display)
+        reporter.header(runtime, tokens_per_step(job, runtime))
+        loop = Loop(job, trainer, runtime, reporter, interruption, first_step=first)
         try:
+            missed_the_end = loop.total_steps is not None and first >= loop.total_steps
+            if checkpoint is not None:
+                trainer.load(checkpoint, optimizer=not missed_the_end)
             try:
-                if checkpoint is not None and course.total_steps is not None and first >= course.total_steps:
-                    learner.load(checkpoint)  # only the end of the run was missed
-                else:
-                    learner.train(course, checkpoint)
+                if not missed_the_end:
+                    loop.run()
             finally:
                 display.stop()
-            if not interruption.requested and not place.in_first_process(lambda: _evaluated(run, course.step)):
-                course.evaluate()  # a signal came in its turn
+            if not interruption.requested and not runtime.in_first_process(lambda: _evaluated(run, loop.step)):
+                loop.evaluate()  # a signal came in its turn
             stopped = interruption.requested
             if stopped:
-                display.note(f"saved after step {course.step}; to go on: {resume_command(run)}")
-            elif place.first:
-                finish(course, learner, narration, display)
-            place.part()
-        except BrokenPipeError:
-            raise  # who read the output has gone, such as `head`
+                display.note(f"saved after step {loop.step}; to go on: {resume_command(run)}")
+            elif runtime.first:
+                _finish(job, trainer, reporter, step=loop.step, memory=peak_memory() + runtime.device_memory())
+            trainer.end()
         except OSError as error:
-            if error.errno is None and type(error) is not OSError:
-                raise  # ours, of a path that is wrong: it says what to do
-            locked = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-            remedy = "let it be written" if locked else "make room"
+            if isinstance(error, (TMMError, BrokenPipeError)):  # says what to do; the reader has gone, such as `head`
+                raise
+            refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            remedy = "let it be written" if refused else "make room"
             raise OSError(f"{error}; earlier checkpoints are intact: {remedy}, then {resume_command(run)}") from error
     return interruption.exit_code if stopped else 0  # a signal while the results were written came too late
 
 
-def _tell_of_another_step(run: Run, tokens: int, display: Display) -> None:
-    """Say where a step is larger or smaller than in the sitting before: the run goes on, but not bit for bit."""
-    records = ((record["step"], record.get("tokens")) for record in run.records())
-    before = [total // step for step, total in records if step > 0 and isinstance(total, int)]
-    if before and before[-1] != tokens:
-        display.note(
-            f"note: a step trains on {tokens:,} tokens here, and did on {before[-1]:,}: each device takes a batch, "
-            "and there is another number of them"
-        )
+def _finish(job: Job, trainer: Trainer, reporter: Reporter, *, step: int, memory: str) -> None:
+    """Leave the model, a longer sample and the picture in the run's folder, and show what the run came to."""
+    from .plots import plot_training  # brings Matplotlib, which would keep the first step waiting
+
+    run, config = job.run, job.config
+    curve = [(record["tokens"], record[BITS]) for record in run.records() if {"tokens", BITS} <= set(record)]
+    tokens, bits = curve[-1]
+    reporter.sample("what it writes now:", trainer.text(job.options.prompt, FINAL_SAMPLE_TOKENS)[0])
+    plot_training(
+        run.plot,
+        title=f"{run.description['preset']}, {step:,} steps",
+        curve=curve,
+        baselines=run.description["baselines"],
+        heatmap=job.architecture.heatmap(config, trainer.parameters(job.architecture.is_logged)),
+    )
+    if not run.model.is_dir():
+        save_model(run.model, config, trainer.parameters(), tokenizer=job.data.tokenizer)
+    run.describe(finished=True, bits_per_byte=bits)
+    reporter.done(bits, tokens, memory=memory)
 
 
 def _evaluated(run: Run, step: int) -> bool:

@@ -1,1 +1,1 @@
-"""Training of the JAX model: its place, its steps, its state, and what the model is worth."""
+"""Training in JAX: devices, steps, state, and a model to be measured and to write."""

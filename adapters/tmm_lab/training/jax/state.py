@@ -1,98 +1,64 @@
-"""What training in JAX needs to go on, as an Orbax folder: parameters, mu and nu by parameter, and the step."""
+"""What training in JAX needs to go on: what AdamW keeps, with the norm of the last gradient for the records.
 
+The learning rate and the order of the text follow from the step, so they are not kept.
+"""
+
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
-import errno
-import gc
-import logging
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+import optax  # type: ignore[import-untyped]
+from jax import Array
 
-from tmm_core.errors import InputError
+from ..moments import ORBAX, Moments
+from ..orbax_state import write_state
 
-__all__ = ["read_state", "write_state"]
-
-_PARTS = {"params", "mu", "nu", "step"}
-
-
-def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write `params`, `mu` and `nu`, each arrays by parameter, and `step` into the new `folder`.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written, for example on a full disk.
-
-    Notes
-    -----
-    Orbax writes in threads, which have done so when this returns.
-    """
-    needed = sum(array.nbytes for array in jax.tree.leaves(dict(state)))
-    if shutil.disk_usage(folder.parent).free < needed:  # Orbax would tell it less clearly, and only when it is full
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
-
-    def save(checkpointer: ocp.Checkpointer) -> None:
-        checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(dict(state)))
-
-    _, failure = _by_orbax(save)
-    if failure is not None:
-        raise OSError(f"cannot write {folder}: {failure}")
+__all__ = ["moments_of", "norm_of", "with_moments", "with_norm", "write_moments"]
 
 
-def read_state(folder: Path) -> dict[str, Any]:
-    """Return what `write_state` wrote, as NumPy arrays, wherever it was computed.
+@functools.cache  # a program is compiled for each
+def with_norm(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return `inner` with the norm of the last gradient in its state."""
 
-    Raises
-    ------
-    ValueError
-        If the folder is damaged, or holds something else.
-    """
+    def first_state(params: Any) -> Any:
+        state = inner.init(params)
+        count = next(part for part in state if isinstance(part, optax.ScaleByAdamState)).count
+        return {"norm": jnp.zeros_like(count, jnp.float32), "inner": state}
 
-    def restore(checkpointer: ocp.Checkpointer) -> Any:
-        found = checkpointer.metadata(folder.absolute()).item_metadata
-        if found is None:
-            raise InputError("it has no metadata")
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), found.tree)
-        return checkpointer.restore(folder.absolute(), args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        changes, kept = inner.update(updates, state["inner"], params)
+        return changes, {"norm": optax.tree_utils.tree_norm(updates).astype(jnp.float32), "inner": kept}
 
-    state, failure = _by_orbax(restore)
-    if failure is not None:
-        raise InputError(f"{folder} is no whole Orbax folder ({failure}); resume from another checkpoint")
-    if not isinstance(state, dict) or set(state) != _PARTS:
-        raise InputError(f"{folder} must hold {', '.join(sorted(_PARTS))}; resume from another checkpoint")
-    return state
+    return optax.GradientTransformation(first_state, update)
 
 
-def _by_orbax(work: Callable[[Any], Any]) -> tuple[Any, str | None]:
-    """Return what `work` returns, and what went wrong, in a few words: Orbax, TensorStore and JSON have each their own
-    exceptions, and tell of them in logs as well.
-    """
-    with _without_logs():
-        try:
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                return work(checkpointer), None
-        except Exception as error:
-            failure = str(error).split("[tensorstore_spec", 1)[0].strip()
-        gc.collect()  # tasks whose exceptions nobody asked for complain when they go
-    return None, failure
+def norm_of(state: Any) -> Array:
+    """Return the norm of the last gradient."""
+    norm: Array = state["norm"]
+    return norm
 
 
-@contextmanager
-def _without_logs() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+def moments_of(state: Any) -> Any:
+    """Return what AdamW keeps, with the fields `count`, `mu` and `nu`."""
+    return next(part for part in state["inner"] if isinstance(part, optax.ScaleByAdamState))
+
+
+def with_moments(state: Any, moments: Moments, mu: Mapping[str, Array], nu: Mapping[str, Array]) -> Any:
+    """Return `state` with the step of `moments` and with `mu` and `nu`, its averages on the devices."""
+    count = jax.device_put(np.asarray(moments.steps, np.int32), moments_of(state).count.sharding)
+    adam = optax.ScaleByAdamState(count, mu, nu)
+    inner = (adam if isinstance(part, optax.ScaleByAdamState) else part for part in state["inner"])
+    return {**state, "inner": tuple(inner)}
+
+
+def write_moments(folder: Path, params: Mapping[str, Array], state: Any) -> None:
+    """Write parameters and the optimiser's state of each as an Orbax folder, which is enough for other tools of JAX."""
+    adam = moments_of(state)
+    write_state(folder / ORBAX, {"params": params, "mu": adam.mu, "nu": adam.nu, "step": adam.count})

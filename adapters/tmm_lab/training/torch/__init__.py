@@ -1,1 +1,1 @@
-"""Training of the PyTorch model: its place, its steps, its state, and what the model is worth."""
+"""Training in PyTorch: devices and processes, steps, state, and a model to be measured and to write."""

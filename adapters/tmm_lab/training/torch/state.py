@@ -15,12 +15,12 @@ from tmm_adapters.pretrained import read_tensors, write_tensors
 
 from ..moments import OPTIMIZER, Moments
 
-__all__ = ["read_random", "set_moments", "write_optimizer", "write_random"]
+__all__ = ["read_random", "set_moments", "write_moments", "write_random"]
 
 _RANDOM = "random.safetensors"
 
 
-def write_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def write_moments(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Write the optimiser's state of every parameter of `model`."""
     tensors = {}
     for name, parameter in model.named_parameters():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from tmm_adapters.pretrained import load_model
+from tmm_adapters.architecture import ModelConfig, get_architecture
+from tmm_adapters.pretrained import load_model, read_config
 from tmm_adapters.tokenizers import Tokenizer
-from tmm_adapters.torch import LanguageModel
-from tmm_adapters.torch.streaming import eval_mode
-from tmm_core import TMMConfig
+from tmm_core.lm import IGNORED
 
 from ...evaluation.measure import Batch
 
@@ -19,24 +19,33 @@ __all__ = ["TorchModel", "open_model"]
 
 
 class TorchModel:
-    """A `LanguageModel`, on any device; left in the mode it was in."""
+    """A PyTorch model, on any device; left in the mode it was in.
 
-    def __init__(self, model: LanguageModel) -> None:
+    Parameters
+    ----------
+    model : nn.Module
+        As `Architecture.torch_model` describes it.
+    config : ModelConfig
+        What it was made from.
+    """
+
+    def __init__(self, model: Any, config: ModelConfig) -> None:
         """Measure `model`."""
         self.model = model
-
-    @property
-    def config(self) -> TMMConfig:
-        """The model."""
-        return self.model.tmm_config
+        self.max_len = config.max_len
+        self.longest_text = get_architecture(config.model_type).longest_text(config)
 
     @torch.no_grad()
     def nats(self, batch: Batch) -> float:
         """Return the summed cross-entropy (nats) of the targets of a batch."""
         device = next(self.model.parameters()).device
         tensors = {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
-        with eval_mode(self.model):
-            return float(self.model(**tensors, num_items_in_batch=1)["loss"])
+        training = self.model.training
+        self.model.eval()
+        try:
+            return float(self.model(**tensors)["loss"]) * int((batch["targets"] != IGNORED).sum())
+        finally:
+            self.model.train(training)
 
     def continued(
         self,
@@ -69,6 +78,6 @@ class TorchModel:
 
 
 def open_model(folder: Path, *, device: str) -> tuple[TorchModel, Tokenizer]:
-    """Return the model in a model folder, ready to use, and its tokenizer; raises what `folder.load_model` does."""
+    """Return the model in a model folder, ready to use, and its tokenizer; raises what `load_model` does."""
     model, tokenizer = load_model(folder, device=device)
-    return TorchModel(model), tokenizer
+    return TorchModel(model, read_config(folder)), tokenizer

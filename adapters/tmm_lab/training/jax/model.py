@@ -13,12 +13,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
-from tmm_adapters.jax import from_params, loss
-from tmm_adapters.jax.generation import new_tokens
-from tmm_adapters.jax.model import Precision
+from tmm_adapters.architecture import JaxFunctions, ModelConfig, get_architecture
 from tmm_adapters.pretrained import load_params
 from tmm_adapters.tokenizers import Tokenizer
-from tmm_core import TMMConfig
 from tmm_core._dispatch.registry import chosen_backend
 from tmm_core.lm import IGNORED
 
@@ -37,12 +34,12 @@ class JaxModel:
     ----------
     params : mapping of names to arrays
         On one device, or shared by those of `mesh`.
-    config : TMMConfig
+    config : ModelConfig
         The model.
     rows : int
         Of a batch; smaller ones are filled up to it, so that a program is compiled for one shape only.
     precision : {"float32", "bfloat16"}
-        As in `tmm_adapters.jax.apply`.
+        Of the arithmetic.
     mesh : jax.sharding.Mesh, optional
         Devices that share batches.
     """
@@ -50,15 +47,19 @@ class JaxModel:
     def __init__(
         self,
         params: Mapping[str, Array],
-        config: TMMConfig,
+        config: ModelConfig,
         *,
         rows: int = 1,
-        precision: Precision = "float32",
+        precision: str = "float32",
         mesh: Mesh | None = None,
     ) -> None:
         """Measure `params`."""
+        architecture = get_architecture(config.model_type)
         self.params = params
-        self.config = config
+        self.max_len = config.max_len
+        self.longest_text = architecture.longest_text(config)
+        self._config = config
+        self._functions = architecture.jax_functions()
         self._rows = rows
         self._precision = precision
         self._mesh = mesh
@@ -71,7 +72,8 @@ class JaxModel:
         mean = _mean_nats(
             self.params,
             filled.pop("input_ids"),
-            config=self.config,
+            config=self._config,
+            functions=self._functions,
             batch=filled,
             precision=self._precision,
             mesh=self._mesh,
@@ -96,10 +98,10 @@ class JaxModel:
         longest = max(map(len, prompts))
         ids = np.asarray([[stop_token] * (longest - len(row)) + list(row) for row in prompts])
         mask = np.asarray([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
-        for tokens in new_tokens(
+        for tokens in self._functions.new_tokens(
             params,
             ids,
-            self.config,
+            self._config,
             n_tokens,
             attention_mask=mask,
             temperature=temperature,
@@ -126,10 +128,13 @@ def open_model(folder: Path, *, device: str) -> tuple[JaxModel, Tokenizer]:
         is not there.
     """
     params, config, tokenizer = load_params(folder)
-    where = devices_of(device)[0]
-    return JaxModel(jax.device_put(from_params(params, config), where), config, rows=8), tokenizer
+    where, functions = devices_of(device)[0], get_architecture(config.model_type).jax_functions()
+    return JaxModel(jax.device_put(functions.from_params(params, config), where), config, rows=8), tokenizer
 
 
-@functools.partial(jax.jit, static_argnames=("config", "precision", "mesh", "backend"))
-def _mean_nats(params: Any, input_ids: Any, *, config: TMMConfig, batch: Any, **how: Any) -> Array:
-    return loss(params, input_ids, config, **batch, **how)
+@functools.partial(jax.jit, static_argnames=("config", "functions", "precision", "mesh", "backend"))
+def _mean_nats(
+    params: Any, input_ids: Any, *, config: ModelConfig, functions: JaxFunctions, batch: Any, **options: Any
+) -> Array:
+    loss: Array = functions.loss(params, input_ids, config, **batch, **options)
+    return loss

@@ -1,4 +1,4 @@
-"""Where JAX trains: the devices that it finds, all in one process."""
+"""The devices that JAX trains on: all that it finds, in one process."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import jax
 
 from tmm_core.errors import InputError
 
-from ..learner import Work
+from ..job import Job
 from ..machine import engine_name
 from ..options import TrainingOptions
 from .devices import devices_of
 from .trainer import JaxTrainer
 
-__all__ = ["JaxPlace", "fast_at_bfloat16", "place"]
+__all__ = ["JaxRuntime", "fast_at_bfloat16", "make_runtime"]
 
 T = TypeVar("T")
 
@@ -26,8 +26,8 @@ def fast_at_bfloat16(device: str) -> bool:
     return bool(devices_of(device)[0].platform != "cpu")
 
 
-def place(options: TrainingOptions) -> JaxPlace:
-    """Return where a run with `options` is computed.
+def make_runtime(options: TrainingOptions) -> JaxRuntime:
+    """Return the runtime of a run with `options`.
 
     Raises
     ------
@@ -38,41 +38,39 @@ def place(options: TrainingOptions) -> JaxPlace:
         raise InputError("--compile is PyTorch's, and JAX always compiles: leave it out, or undo it by --no-compile")
     if options.report_to.strip() not in ("", "none"):
         raise InputError(
-            f"--report-to {options.report_to} is for PyTorch, whose Trainer knows services: take --report-to none, "
-            "and read metrics.jsonl of the run"
+            f"--report-to {options.report_to} is for PyTorch: take --report-to none, and read metrics.jsonl of the run"
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("torchrun is for PyTorch: one process of JAX trains on all devices, so start tmm without it")
-    return JaxPlace(devices_of(options.device), options.precision)
+    return JaxRuntime(devices_of(options.device), options.precision)
 
 
-class JaxPlace:
+class JaxRuntime:
     """Devices of one kind, each of which computes a batch of every step."""
 
     processes = 1
+    rank = 0
     first = True
 
     def __init__(self, devices: list[jax.Device], precision: str) -> None:
         """Compute on `devices`."""
         self._devices = devices
         self._precision = precision
-        self.batches = len(devices)
+        self.local_devices = len(devices)
 
     def device_name(self) -> str:
         """Return the device, and how many share the work."""
         kind: str = self._devices[0].device_kind
-        return kind + (f", {self.batches} devices" if self.batches > 1 else "")
+        return kind + (f", {self.local_devices} devices" if self.local_devices > 1 else "")
 
     def device_memory(self) -> str:
         """Return the most memory held on an accelerator."""
         device = self._devices[0]
-        figures = None if device.platform == "cpu" else device.memory_stats()
-        return (
-            "" if figures is None else f", and {figures['peak_bytes_in_use'] / 2**20:,.0f} MiB on the {device.platform}"
-        )
+        stats = None if device.platform == "cpu" else device.memory_stats()
+        return "" if stats is None else f", and {stats['peak_bytes_in_use'] / 2**20:,.0f} MiB on the {device.platform}"
 
     def engine_name(self) -> str:
-        """Return the engine that the Toeplitz products will be computed by."""
+        """Return the engine that Toeplitz products will be computed by."""
         platform = self._devices[0].platform
         return engine_name("jax", "cuda" if platform == "gpu" else platform, self._precision)
 
@@ -84,9 +82,6 @@ class JaxPlace:
         """Return the number of the only process."""
         return float(number)
 
-    def part(self) -> None:
-        """Do nothing: there is one process."""
-
-    def learner(self, work: Work) -> JaxTrainer:
-        """Return the model of `work`."""
-        return JaxTrainer(work, self._devices)
+    def trainer(self, job: Job) -> JaxTrainer:
+        """Return the model of `job`."""
+        return JaxTrainer(job, self._devices)

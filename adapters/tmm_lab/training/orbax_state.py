@@ -1,0 +1,99 @@
+"""What training in JAX needs to go on, as an Orbax folder: parameters, mu and nu by parameter, and the step."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+
+from tmm_core.errors import InputError
+
+__all__ = ["read_state", "write_state"]
+
+_PARTS = {"params", "mu", "nu", "step"}
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write `params`, `mu` and `nu`, each arrays by parameter, and `step` into the new `folder`.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written, for example on a full disk.
+
+    Notes
+    -----
+    Orbax writes in threads, which have done so when this returns.
+    """
+    needed = sum(array.nbytes for array in jax.tree.leaves(dict(state)))
+    if shutil.disk_usage(folder.parent).free < needed:  # Orbax would tell it less clearly, and only when it is full
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    def save(checkpointer: ocp.Checkpointer) -> None:
+        checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(dict(state)))
+
+    _, failure = _by_orbax(save)
+    if failure is not None:
+        raise OSError(f"cannot write {folder}: {failure}")
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return what `write_state` wrote, as NumPy arrays, wherever it was computed.
+
+    Raises
+    ------
+    ValueError
+        If the folder is damaged, or holds something else.
+    """
+
+    def restore(checkpointer: ocp.Checkpointer) -> Any:
+        found = checkpointer.metadata(folder.absolute()).item_metadata
+        if found is None:
+            raise InputError("it has no metadata")
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), found.tree)
+        return checkpointer.restore(folder.absolute(), args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+
+    state, failure = _by_orbax(restore)
+    if failure is not None:
+        raise InputError(f"{folder} is no whole Orbax folder ({failure}); resume from another checkpoint")
+    if not isinstance(state, dict) or set(state) != _PARTS:
+        raise InputError(f"{folder} must hold {', '.join(sorted(_PARTS))}; resume from another checkpoint")
+    return state
+
+
+def _by_orbax(function: Callable[[Any], Any]) -> tuple[Any, str | None]:
+    """Return what `function` returns, and what went wrong, in a few words.
+
+    Orbax, TensorStore and JSON have each their own exceptions, and tell of them in logs as well.
+    """
+    with _without_logs():
+        try:
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+                return function(checkpointer), None
+        except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
+            failure = str(error).split("[tensorstore_spec", 1)[0].strip()
+        gc.collect()  # tasks whose exceptions nobody asked for complain when they go
+    return None, failure
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

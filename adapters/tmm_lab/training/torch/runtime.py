@@ -1,0 +1,139 @@
+"""The device and the processes that PyTorch trains on: those that `torchrun` began, or this one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator  # type: ignore[import-untyped]
+from accelerate.state import AcceleratorState, GradientState  # type: ignore[import-untyped]
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers  # type: ignore[import-untyped]
+
+from tmm_core.errors import InputError
+
+from ..display import counted
+from ..job import Job
+from ..machine import engine_name
+from ..options import TrainingOptions
+from .trainer import TorchTrainer
+
+__all__ = ["TorchRuntime", "fast_at_bfloat16", "make_runtime"]
+
+T = TypeVar("T")
+
+
+def fast_at_bfloat16(device: str) -> bool:
+    """Return whether `--device` has instructions for bfloat16."""
+    if device in ("auto", "cuda") and torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device == "mps" or (device == "auto" and torch.backends.mps.is_available()):
+        return False
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def make_runtime(options: TrainingOptions) -> TorchRuntime:
+    """Return the runtime of a run with `options`; the processes of `torchrun`, if any, have found each other then.
+
+    Raises
+    ------
+    ValueError
+        If the device, or a service to report to, is not available.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(options.device, True):
+        raise InputError(f"--device {options.device} is not available on this machine: leave it out, or take cpu")
+    services = _services(options.report_to)
+    # What it remembers of an earlier run in this process, such as its precision, is not that of this one.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerator = Accelerator(
+        cpu=options.device == "cpu" or (options.device == "auto" and not any(available.values())),
+        mixed_precision="bf16" if options.precision == "bfloat16" else "no",
+        gradient_accumulation_steps=options.accumulate,
+        dynamo_backend="inductor" if options.compile else "no",
+        log_with=services or None,
+    )
+    return TorchRuntime(accelerator)
+
+
+class TorchRuntime:
+    """One device in each process."""
+
+    local_devices = 1
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        """Compute where `accelerator` does."""
+        self._accelerator = accelerator
+        self.processes: int = accelerator.num_processes
+        self.rank: int = accelerator.process_index
+        self.first = self.rank == 0
+
+    def device_name(self) -> str:
+        """Return the device, and how many processes share the work."""
+        device = self._accelerator.device
+        name = str(device.type)
+        if device.type == "cuda":
+            name = torch.cuda.get_device_name(device)
+        elif device.type == "cpu":
+            name = f"cpu, {counted(torch.get_num_threads(), 'thread')}"
+        return name + (f", {self.processes} processes" if self.processes > 1 else "")
+
+    def device_memory(self) -> str:
+        """Return the most memory held on a GPU."""
+        device = self._accelerator.device
+        if device.type != "cuda":
+            return ""
+        return f", and {torch.cuda.max_memory_allocated(device) / 2**20:,.0f} MiB on the GPU"
+
+    def engine_name(self) -> str:
+        """Return the engine that Toeplitz products will be computed by."""
+        dtype = "bfloat16" if self._accelerator.mixed_precision == "bf16" else "float32"
+        return engine_name("torch", self._accelerator.device.type, dtype)
+
+    def in_first_process(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns in the first process, in every process; the others wait for it.
+
+        Where it raises, the first process tells why, and the others end in silence.
+        """
+        if self.processes == 1:
+            return function()
+        box: list[Any] = [None, False]
+        failure: Exception | None = None
+        if self.first:
+            try:
+                box = [function(), False]
+            except Exception as error:
+                failure, box = error, [None, True]
+        torch.distributed.broadcast_object_list(box, src=0)
+        if failure is not None:
+            raise failure
+        if box[1]:
+            raise SystemExit(2)
+        result: T = box[0]
+        return result
+
+    def total(self, number: float) -> float:
+        """Return the sum of the processes' numbers."""
+        if self.processes == 1:
+            return float(number)
+        # Held-out costs are sums of millions: float32, the accelerators' widest in places, has seven digits.
+        tensor = torch.tensor(float(number), device=self._accelerator.device)
+        torch.distributed.all_reduce(tensor)
+        return float(tensor)
+
+    def trainer(self, job: Job) -> TorchTrainer:
+        """Return the model of `job`."""
+        return TorchTrainer(job, self._accelerator)
+
+
+def _services(report_to: str) -> list[str]:
+    """Return the services to report to, all known to accelerate and installed."""
+    names = [name.strip() for name in report_to.split(",") if name.strip() not in ("", "none")]
+    known = [str(name) for name in get_available_trackers()]
+    for name in names:
+        if name not in known:
+            reason = "its library is not installed" if name in LOGGER_TYPE_TO_CLASS else "there is no such service"
+            choices = ", ".join(known) or "none, until the library of one is installed"
+            raise InputError(f"--report-to {name} is not available, {reason}: choose of {choices}")
+    return names

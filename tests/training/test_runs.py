@@ -1,0 +1,166 @@
+"""Training runs of either framework: what they leave, and that nothing is lost when they are cut short."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.training_runs import (
+    COMMON,
+    STEPS,
+    fail_second,
+    recorded,
+    records,
+    signal_at,
+    unfinished,
+    weights,
+)
+
+from tmm_adapters.pretrained import read_tensors
+from tmm_lab.cli import main
+from tmm_lab.training import checkpoints
+from tmm_lab.training.runs import Run
+from tmm_lab.training.schedule import learning_rate_factor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Arguments = Callable[..., list[str]]
+
+
+def test_a_run_leaves_what_it_promises(framework: str, finished: Path) -> None:
+    run = Run.open(finished)
+    assert run.description["finished"]
+    assert run.description["options"]["framework"] == framework
+    assert run.plot.read_bytes().startswith(b"\x89PNG")
+    assert [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.checkpoints)] == [8, 12]
+    assert list(run.logged_parameters()) == [4, 8, 12]
+    assert {n: p.shape for n, p in read_tensors(run.logged_parameters()[12]).items()} == {"blocks.0.mix.lags": (2, 16)}
+    assert run.samples.read_text().count("== ") == 4  # three evaluations and the end
+    evaluated = recorded(finished, "eval_bits_per_byte")
+    assert list(evaluated) == [4, 8, 12]
+    assert evaluated[12] < evaluated[4] < 8.5
+    assert records(finished)[-1]["tokens"] == STEPS * 4 * 16
+
+
+def test_the_learning_rate_of_a_run_follows_the_schedule(finished: Path) -> None:
+    width = Run.open(finished).description["config"]["d_model"]
+    expected = {step + 1: 0.768 / width * learning_rate_factor(step, STEPS, 200) for step in range(STEPS)}
+    assert recorded(finished, "learning_rate") == pytest.approx(expected)
+
+
+def test_losses_between_two_records_are_averaged(
+    framework: str, finished: Path, arguments: Arguments, tmp_path: Path
+) -> None:
+    assert main(arguments(framework, tmp_path / "run", "--log-every", "100")) == 0
+    each, averaged = recorded(finished, "loss"), recorded(tmp_path / "run", "loss")
+    assert list(averaged) == [1, 4, 8, 12], "the first, and those of evaluations"
+    assert averaged[8] == pytest.approx(np.mean([each[step] for step in range(5, 9)]))
+
+
+# Interrupted and resumed
+
+
+def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(
+    framework: str,
+    finished: Path,
+    arguments: Arguments,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        signal_at(patch, step=6)
+        assert main(arguments(framework, out)) == 130
+    assert f"saved after step 6; to go on: tmm train --resume {out}" in capsys.readouterr().out
+    assert checkpoints.newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000006", [])
+    assert main(["train", "--resume", str(out)]) == 0
+    assert weights(out) == weights(finished)
+    for name in ("loss", "grad_norm", "learning_rate", "eval_bits_per_byte"):
+        assert recorded(out, name) == recorded(finished, name)
+
+
+def test_sigterm_ends_with_143(arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signal_at(monkeypatch, step=2, number=signal.SIGTERM)
+    assert main(arguments("torch", tmp_path / "run")) == 143
+    assert checkpoints.newest_intact(tmp_path / "run" / "checkpoints")[0] is not None
+
+
+def test_a_run_that_missed_only_its_end_is_finished(finished: Path, tmp_path: Path) -> None:
+    run = unfinished(finished, tmp_path / "late")
+    run.plot.unlink()
+    run.forget_after(STEPS - 1)  # the last evaluation too
+    assert main(["train", "--resume", str(run.folder)]) == 0
+    assert weights(run.folder) == weights(finished)
+    assert run.plot.exists()
+    assert recorded(run.folder, "eval_bits_per_byte") == recorded(finished, "eval_bits_per_byte")
+
+
+def test_minutes_become_steps_and_are_stored(
+    framework: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "minutes"
+    signal_at(monkeypatch, step=30)
+    command = ["train", "--framework", framework, "--text", str(text), "--out", str(out), "--minutes", "5", *COMMON]
+    assert main([*command, "--accumulate", "2"]) == 130
+    assert Run.open(out).description["steps"] > 100
+    assert (out / "checkpoints" / "step-00000030").is_dir()
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(("tmm_lab.training.{}.trainer.write_model",), marks=pytest.mark.slow),
+        ("tmm_lab.training.{}.trainer.write_moments",),
+        pytest.param(("tmm_lab.training.checkpoints.write_json",), marks=pytest.mark.slow),
+        ("pathlib.Path.rename", "step-"),
+    ],
+    ids=["model", "moments", "complete", "rename"],
+)
+def test_a_full_disk_leaves_the_earlier_checkpoint(
+    framework: str,
+    arguments: Arguments,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    point: tuple[str, ...],
+) -> None:
+    out = tmp_path / "full"
+    fail_second(monkeypatch, point[0].format(framework), *point[1:])
+    assert main(arguments(framework, out)) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert f"make room, then tmm train --resume {out}" in said
+    assert "Traceback" not in said
+    assert checkpoints.newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000004", [])
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_divergence_ends_the_run(
+    framework: str,
+    arguments: Arguments,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("tmm_lab.training.loop.learning_rate_factor", lambda *_: 1e30)
+    assert main(arguments(framework, tmp_path / "run")) == 2
+    assert "training has diverged: the loss is" in capsys.readouterr().err
+
+
+def test_divergence_between_two_records_is_noticed_by_the_evaluation(
+    arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the last step makes the model one that knows nothing, and its loss was measured before."""
+    monkeypatch.setattr(
+        "tmm_lab.training.loop.learning_rate_factor", lambda step, *_: float("nan") if step == 3 else 1.0
+    )
+    assert main(arguments("torch", tmp_path / "run", "--steps", "4", "--evaluations", "1")) == 2
+    assert "training has diverged: the loss is nan at step 4" in capsys.readouterr().err
+    assert recorded(tmp_path / "run", "loss").keys() == {1, 2, 3, 4}
