@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tmm_core
-from tmm_core._dispatch.registry import GROUP
+from tmm_core.backend._entries import GROUP
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -11,10 +11,11 @@ with channels outside the head, and positions in another segment, read as zero.
 """
 
 from . import lm
-from ._dispatch.registry import available_backends, chosen_backend, get_backend, registered_backends, use_backend
+from ._dispatch.choice import choose_engine, chosen_backend, use_backend
+from .backend import available_backends, get_backend, registered_backends
 from .config import TMMConfig
 from .index import OperatorIndex, fredholm_index, toeplitz_symbol
-from .mixing import mix_tokens
+from .mixing import document_positions, mix_tokens
 from .streaming import stream_copy, stream_init, stream_plan, stream_prefill, stream_reorder, stream_step
 from .toeplitz import (
     causal_toeplitz,
@@ -34,7 +35,9 @@ __all__ = [
     "causal_toeplitz_inverse",
     "causal_toeplitz_matmul",
     "causal_toeplitz_solve",
+    "choose_engine",
     "chosen_backend",
+    "document_positions",
     "fredholm_index",
     "get_backend",
     "lm",

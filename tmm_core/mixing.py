@@ -8,15 +8,15 @@ from types import ModuleType
 import array_api_compat as compat
 
 from . import toeplitz
-from ._arrays.exchange import Array
+from ._arrays.exchange import Array, dtype_name
 from ._arrays.properties import is_real, result_dtype_name, values_known
 from ._definition import masks
 from ._definition.toeplitz import Method
-from ._dispatch.checks import together
+from ._dispatch.checks import check_arrays, check_segments
 from ._dispatch.compilation import one_operation
 from .errors import InputError, InputTypeError
 
-__all__ = ["mix_tokens"]
+__all__ = ["document_positions", "mix_tokens"]
 
 
 @one_operation
@@ -29,6 +29,7 @@ def mix_tokens(
     softplus: bool = False,
     mean: bool = False,
     segment_ids: Array | None = None,
+    positions: Array | None = None,
     method: Method = "auto",
     backend: str | None = None,
 ) -> Array:
@@ -54,6 +55,8 @@ def mix_tokens(
         Divide by the running sum of the lags, which makes each output a weighted mean of the inputs so far.
     segment_ids : array of integers, broadcastable to (..., n), optional
         Non-decreasing numbers of the documents packed into each row; nothing passes between documents.
+    positions : array of integers, of the shape of `segment_ids`, optional
+        What `document_positions(segment_ids)` returns, where several layers share it; made anew unless given.
     method : {"auto", "direct"}
         As for `causal_toeplitz_matmul`.
     backend : str, optional
@@ -84,16 +87,23 @@ def mix_tokens(
     >>> mix_tokens(np.zeros((1, 3)), x, softplus=True, mean=True)[:, 0]  # equal lags: the running mean
     array([2., 3., 5.])
     """
-    xp, (w, x, bias, segment_ids) = together(w=w, x=x, bias=bias, segment_ids=segment_ids)
-    result_dtype_name(*(a for a in (w, x, bias) if a is not None))
-    _check_bias(w, x, bias, packed=segment_ids is not None)
-    if is_real(x) and not all(is_real(a) for a in (w, bias) if a is not None):
+    xp, (w, x, bias, segment_ids, positions) = check_arrays(
+        w=w, x=x, bias=bias, segment_ids=segment_ids, positions=positions
+    )
+    promoted = result_dtype_name(x, w, w if bias is None else bias)
+    if promoted.startswith("complex") and not dtype_name(x.dtype).startswith("complex"):
         raise InputTypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
-    w = lags_of(xp, w, softplus=softplus, mean=mean)
-    y = toeplitz.causal_toeplitz_matmul(w, x, segment_ids=segment_ids, method=method, backend=backend)
+    _check_bias(w, x, bias, packed=segment_ids is not None)
+    if softplus or mean:
+        w = lags_of(xp, w, softplus=softplus, mean=mean)
+    ordered = positions is not None
+    y = toeplitz.product(xp, w, x, segment_ids, method=method, backend=backend, ordered=ordered)
     if (mean or bias is not None) and 0 not in y.shape:
         heads, (n, d) = _heads(w), x.shape[-2:] if x.ndim > 1 else (*x.shape, 1)
-        positions = None if segment_ids is None else _positions(xp, x if x.ndim > 1 else x[:, None], segment_ids)
+        if segment_ids is None:
+            positions = None
+        elif positions is None:
+            positions = document_positions(xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], n)))
         by_head = xp.reshape(y, (*x.shape[:-2], n, heads, d // heads))  # (..., n, h, d/h)
         if mean:
             by_head = by_head / _at(xp, running_sums(xp, w, heads, n), positions, n)
@@ -101,7 +111,39 @@ def mix_tokens(
             by_head = by_head + _at(xp, *_within(xp, xp.reshape(bias, (heads, bias.shape[-1])), positions, n), n)
         y = xp.reshape(by_head, x.shape)
     # Only now: in float16 the sums that a mean divides by may be too large.
-    return xp.astype(y, x.dtype, copy=False)
+    return y if y.dtype == x.dtype else xp.astype(y, x.dtype)
+
+
+@one_operation
+def document_positions(segment_ids: Array) -> Array:
+    """Return the position of each token within its document.
+
+    Layers that share documents take it by `mix_tokens(..., segment_ids=ids, positions=document_positions(ids))`, which
+    then neither scan the numbers for their order nor count anew.
+
+    Parameters
+    ----------
+    segment_ids : array of integers, (..., n)
+        Non-decreasing numbers of the documents packed into each row.
+
+    Returns
+    -------
+    array of int32, (..., n)
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the numbers are no integers, or decrease (in traced code nothing is refused).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> document_positions(np.asarray([1, 1, 1, 2, 2]))
+    array([0, 1, 2, 0, 1], dtype=int32)
+    """
+    xp, (segment_ids,) = check_arrays(segment_ids=segment_ids)
+    segment_ids, _ = check_segments(xp, segment_ids, segment_ids[..., None])
+    return masks.positions(segment_ids[..., None], segment_ids)[..., 0]
 
 
 def lags_of(xp: ModuleType, w: Array, *, softplus: bool, mean: bool) -> Array:
@@ -167,12 +209,6 @@ def running_sums(xp: ModuleType, w: Array, heads: int, n: int) -> Array:
     if missing > 0:
         rows = xp.concat([rows, xp.broadcast_to(xp.zeros_like(rows[:, :1]), (heads, missing))], axis=1)
     return xp.cumulative_sum(rows, axis=1)
-
-
-def _positions(xp: ModuleType, x: Array, segment_ids: Array) -> Array:
-    """Return the position of each token within its document, (..., n) with as many axes as `segment_ids`."""
-    segment_ids = xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], x.shape[-2]))
-    return masks.positions(x, segment_ids)[..., 0]
 
 
 def _within(xp: ModuleType, bias: Array, positions: Array | None, n: int) -> tuple[Array, Array | None]:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import array_api_compat as compat
+from types import ModuleType
 
-from . import _dask
-from ._arrays.exchange import Array, namespace_of
-from ._arrays.properties import computed_in, conj, device_of, values_known
+from ._arrays.exchange import Array, library_of, namespace_of
+from ._arrays.properties import computed_in, conj, device_of, result_dtype_name, values_known
 from ._definition import direct
 from ._definition.toeplitz import Method
-from ._dispatch import registry
 from ._dispatch.checks import (
+    check_arrays,
     check_count,
     check_filter,
     check_heads,
     check_method,
     check_segments,
     check_signal,
-    together,
 )
+from ._dispatch.choice import bridge_of, compute_correlate, compute_matmul
 from ._dispatch.compilation import one_operation
+from .backend import LazyBridge
 from .errors import InputError
 
 __all__ = [
@@ -68,7 +68,8 @@ def causal_toeplitz(w: Array, n: int) -> Array:
            [3., 2., 1.]])
     """
     n = check_count("n", n, 0)
-    _, (w,) = together(w=w)
+    _, (w,) = check_arrays(w=w)
+    result_dtype_name(w)
     check_filter("w", w, (1, 2, 3))
     return direct.toeplitz_block(w, (0, n), (0, n))
 
@@ -141,7 +142,22 @@ def causal_toeplitz_matmul(
     >>> causal_toeplitz_matmul(np.asarray([1.0, 10.0]), np.asarray([1.0, 2.0, 3.0]))
     array([ 1., 12., 23.])
     """
-    xp, (w, x, segment_ids) = together(w=w, x=x, segment_ids=segment_ids)
+    xp, (w, x, segment_ids) = check_arrays(w=w, x=x, segment_ids=segment_ids)
+    return product(xp, w, x, segment_ids, adjoint=adjoint, method=method, backend=backend)
+
+
+def product(
+    xp: ModuleType,
+    w: Array,
+    x: Array,
+    segment_ids: Array | None,
+    *,
+    adjoint: bool = False,
+    method: Method = "auto",
+    backend: str | None = None,
+    ordered: bool = False,
+) -> Array:
+    """Return the product of arrays that `check_arrays` returned; `ordered` ids have been scanned already."""
     check_method(method)
     check_filter("w", w, (1, 2, 3))
     check_signal("x", x, vector=w.ndim == 1)
@@ -151,8 +167,11 @@ def causal_toeplitz_matmul(
     if x.ndim == 1:
         x = x[:, None]
     check_heads("w's first axis", w.shape[0], x.shape[-1])
-    ids = check_segments(xp, segment_ids, x)
-    y = registry.compute("matmul", w, x, segment_ids=ids, backend=backend, adjoint=adjoint, method=method)
+    if segment_ids is not None:
+        segment_ids, ordered = check_segments(xp, segment_ids, x, ordered=ordered)
+    y = compute_matmul(
+        xp, w, x, adjoint=adjoint, method=method, segment_ids=segment_ids, ordered=ordered, backend=backend
+    )
     return xp.reshape(y, shape)
 
 
@@ -208,7 +227,7 @@ def causal_toeplitz_correlate(
     >>> causal_toeplitz_correlate(np.asarray([1.0, 2.0]), np.asarray([3.0, 4.0]), lags=3)
     array([11.,  4.,  0.])
     """
-    xp, (x, g, segment_ids) = together(x=x, g=g, segment_ids=segment_ids)
+    xp, (x, g, segment_ids) = check_arrays(x=x, g=g, segment_ids=segment_ids)
     lags, heads = check_count("lags", lags, 1), check_count("heads", heads, 1)
     kernel_size = check_count("kernel_size", kernel_size, 1)
     check_method(method)
@@ -220,17 +239,20 @@ def causal_toeplitz_correlate(
     if vector:
         x, g = x[:, None], g[:, None]
     check_heads("heads", heads, x.shape[-1])
-    ids = check_segments(xp, segment_ids, x)
-    c = registry.compute(
-        "correlate",
+    ordered = False
+    if segment_ids is not None:
+        segment_ids, ordered = check_segments(xp, segment_ids, x)
+    c = compute_correlate(
+        xp,
         x,
         g,
-        segment_ids=ids,
-        backend=backend,
         lags=lags,
         heads=heads,
         kernel_size=kernel_size,
         method=method,
+        segment_ids=segment_ids,
+        ordered=ordered,
+        backend=backend,
     )
     if vector and kernel_size == 1:
         return xp.reshape(c, (lags,))
@@ -274,7 +296,7 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     >>> toeplitz_matmul(np.asarray([1.0, 2.0]), np.asarray([1.0, 3.0, 4.0]), np.asarray([1.0, 1.0, 1.0]))
     array([8., 6.])
     """
-    xp, (column, row, x) = together(column=column, row=row, x=x)
+    xp, (column, row, x) = check_arrays(column=column, row=row, x=x)
     check_filter("column", column, (1, 2))
     row = conj(column) if row is None else row
     check_filter("row", row, (1, 2))
@@ -330,7 +352,7 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     >>> causal_toeplitz_solve(np.asarray([1.0, 10.0]), np.asarray([1.0, 12.0, 23.0]))
     array([1., 2., 3.])
     """
-    xp, (w, y) = together(w=w, y=y)
+    xp, (w, y) = check_arrays(w=w, y=y)
     if w.ndim == 3:
         raise InputError(
             "w must be (k,) or (h, k), and has a kernel axis: a filter over several channels is not solved here"
@@ -343,8 +365,9 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     check_heads("w's first axis", w.shape[0], y.shape[-1])
     if values_known(w) and bool(xp.any(w[:, 0] == 0)):
         raise InputError("w[..., 0] must not be zero: the matrix has no inverse")
-    if compat.is_dask_array(y):
-        return xp.reshape(_dask.solve(w, y), shape)
+    bridge = bridge_of(library_of(y))
+    if isinstance(bridge, LazyBridge):
+        return xp.reshape(bridge.row_by_row(causal_toeplitz_solve, w, y), shape)
     dtype, (w, y) = computed_in(w, y)
     if 0 in shape:
         return xp.astype(y, dtype, copy=True)
@@ -404,7 +427,7 @@ def causal_toeplitz_inverse(w: Array, n: int) -> Array:
     array([1., 1., 1., 1.])
     """
     n = check_count("n", n, 0)
-    xp, (w,) = together(w=w)
+    xp, (w,) = check_arrays(w=w)
     check_filter("w", w, (1, 2))
     heads = w.shape[0] if w.ndim == 2 else 1
     times = xp.arange(n, device=device_of(w))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tmm_core._arrays.exchange import namespace_of
+from tmm_core.backend import namespace_of
 from tmm_core.errors import InputError, MissingFileError, NotFoundError
 
 from .architecture import ModelConfig, config_from_dict, config_to_dict, get_architecture

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tmm_core import TMMConfig, lm
-from tmm_core._arrays.exchange import share
+from tmm_core.backend import share
 from tmm_core.errors import InputError
 
 __all__ = ["from_research_code"]

@@ -6,19 +6,18 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
-from importlib.metadata import EntryPoint, version
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.requirements import import_or_skip
+from support.strangers import forget_backends, registering
 
 from tmm_core import TMMConfig, lm
-from tmm_core._definition import toeplitz
-from tmm_core._dispatch import registry
-from tmm_core.backend import Backend, Request
-from tmm_lab.agree import columns as agree_columns
+from tmm_core.backend import Backend, Request, _registry, definition_correlate, definition_matmul
 from tmm_lab.agree import inputs, measures, table, worker
 from tmm_lab.agree.by_hand import loss_and_gradients
 from tmm_lab.agree.cells import ROWS, Cell, cells
@@ -48,6 +47,7 @@ class WrongEngine:
     """The definition in NumPy, but for what a test has it do wrongly."""
 
     name = "wrong"
+    devices = ("cpu",)
 
     def __init__(self) -> None:
         self.matmul_wrongly: Callable[[Any], Any] = lambda y: y
@@ -63,23 +63,20 @@ class WrongEngine:
         return "it has no float64" if request.dtype == self.refused else None
 
     def matmul(self, w: Any, x: Any, /, **options: Any) -> Any:
-        return self.matmul_wrongly(toeplitz.causal_toeplitz_matmul(w, x, **options))
+        return self.matmul_wrongly(definition_matmul(w, x, **options))
 
     def correlate(self, x: Any, g: Any, /, **options: Any) -> Any:
-        return toeplitz.causal_toeplitz_correlate(x, g, **options)
+        return definition_correlate(x, g, **options)
 
 
 @pytest.fixture
-def wrong(monkeypatch: pytest.MonkeyPatch) -> WrongEngine:
+def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WrongEngine]:
     """A backend of somebody else's, registered as `wrong`."""
     engine = WrongEngine()
-    known, get = registry._registered(), registry.get_backend
-    entry = EntryPoint("wrong", "somewhere:backend", registry.GROUP)
-    backend = Backend("wrong", "1", ("cpu",), "NumPy arrays, wrongly", engine)
-    monkeypatch.setattr(registry, "_registered", lambda: {**known, "wrong": entry})
-    for module in (registry, agree_columns, measures):
-        monkeypatch.setattr(module, "get_backend", lambda name: backend if name == "wrong" else get(name))
-    return engine
+    registration = registering(tmp_path, monkeypatch)
+    next(registration)("wrong", Backend("wrong", (), "NumPy arrays, wrongly", lambda: engine))
+    yield engine
+    next(registration, None)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -234,11 +231,11 @@ def test_columns_are_named_by_library_and_engine(wrong: WrongEngine):
 
 
 def test_a_library_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    there = registry._installed
-    monkeypatch.setattr(registry, "_installed", lambda name: name not in ("torch", "jax", "numba") and there(name))
-    registry.get_backend.cache_clear()
+    there = _registry.is_installed
+    monkeypatch.setattr(_registry, "is_installed", lambda name: name not in ("torch", "jax", "numba") and there(name))
+    forget_backends()
     code, out = run(capsys)
-    registry.get_backend.cache_clear()
+    forget_backends()
     assert code == 0
     told = " ".join(out.split())
     for names, library in (("numba", "numba"), ("torch, torch+numba", "torch"), ("jax, jax+numba", "jax")):
@@ -251,10 +248,10 @@ def test_a_library_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, ca
 def test_asking_for_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     assert main(["agree", "fortran"]) == 2
     assert "there is no column 'fortran': choose from numpy, " in capsys.readouterr().err
-    monkeypatch.setattr(registry, "_installed", lambda name: name != "torch")
-    registry.get_backend.cache_clear()
+    monkeypatch.setattr(_registry, "is_installed", lambda name: name != "torch")
+    forget_backends()
     assert main(["agree", "torch"]) == 2
-    registry.get_backend.cache_clear()
+    forget_backends()
     assert "torch cannot be compared here: backend 'torch' needs" in capsys.readouterr().err
 
 

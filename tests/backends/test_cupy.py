@@ -11,7 +11,7 @@ from support.requirements import import_or_skip
 import tmm_core
 from tmm_core._arrays import exchange
 from tmm_core._definition import masks
-from tmm_core._dispatch import registry
+from tmm_core.backend import Request
 from tmm_lab.cli import main
 
 cupy = import_or_skip("cupy")
@@ -21,7 +21,7 @@ from tmm_backends._cupy.pieces import Window
 from tmm_backends._cupy.plans import CufftPlan, PlanKey, Plans
 
 ENGINE = tmm_core.get_backend("cupy").engine
-REQUEST = registry.Request("float32", "cuda")
+REQUEST = Request("float32", "cuda")
 KEY = PlanKey(0, 0, 8, 4, "complex64")
 
 
@@ -90,8 +90,8 @@ def test_refusals_say_what_to_do(a_gpu, monkeypatch):
         "tpu": "on 'tpu'",
     }
     for device, reason in refused.items():
-        assert reason in ENGINE.unsupported(registry.Request("float32", device))
-    half = registry.Request("bfloat16", "cuda")
+        assert reason in ENGINE.unsupported(Request("float32", device))
+    half = Request("bfloat16", "cuda")
     assert ENGINE.unsupported(half) is None
     monkeypatch.setattr(cupy, "__version__", "13.6.0")
     assert "CuPy 13.6.0 has no bfloat16: install CuPy 14" in ENGINE.unsupported(half)
@@ -99,14 +99,14 @@ def test_refusals_say_what_to_do(a_gpu, monkeypatch):
 
 def test_arrays_on_gpus_are_served_by_the_engine_under_auto(a_gpu, monkeypatch):
     for library in ("cupy", "dask"):
-        assert registry.choose_engine("auto", library, REQUEST) is ENGINE
+        assert tmm_core.choose_engine("auto", library, REQUEST) is ENGINE
     monkeypatch.setattr(gpu, "missing", lambda: "there is no GPU here")
-    assert registry.choose_engine("auto", "cupy", REQUEST).name == "array_api"
+    assert tmm_core.choose_engine("auto", "cupy", REQUEST).name == "array_api"
 
 
 def test_arrays_that_are_no_cupys_are_not_its_own():
     assert not ENGINE.owns(np.ones(3))
-    assert exchange.cuda_queue_of(np.ones(3)) is None
+    assert exchange.cuda_stream_of(np.ones(3)) is None
 
 
 def test_work_is_queued_on_the_stream_of_its_arrays(monkeypatch):
@@ -130,24 +130,24 @@ def test_work_is_queued_on_the_stream_of_its_arrays(monkeypatch):
     monkeypatch.setattr(gpu, "cupy", types.SimpleNamespace(cuda=stand_in, ndarray=np.ndarray))
     array = types.SimpleNamespace(__dlpack_device__=lambda: (2, 3))
     for stream, block in ((None, ()), (0, ("null",)), (99, ("stream", 99))):
-        monkeypatch.setattr(exchange, "cuda_queue_of", lambda array, stream=stream: stream)
+        monkeypatch.setattr(gpu, "cuda_stream_of", lambda array, stream=stream: stream)
         entered.clear()
-        with gpu.queue_of(array):
+        with gpu.on_stream_of(array):
             assert entered == [("device", 3)] + [block] * bool(block)
         assert entered[-1] == ("left", "device", 3)
 
 
 def test_torch_queues_work_on_the_stream_of_cupys_arrays(monkeypatch):
     torch = import_or_skip("torch")
-    beside = tmm_core.get_backend("torch").engine.beside
+    on_stream_of = tmm_core.get_backend("torch").engine.on_stream_of
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda pointer, device: (pointer, device))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     array = types.SimpleNamespace(__dlpack_device__=lambda: (2, 3), device=types.SimpleNamespace(id=3))
     monkeypatch.setattr(exchange.compat, "is_cupy_array", lambda a: a is array)
     monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda device: types.SimpleNamespace(ptr=90 + device))
-    assert beside(array) == (93, 3)
+    assert on_stream_of(array) == (93, 3)
     for other in (torch.ones(3), np.ones(3)):
-        with beside(other) as nothing:
+        with on_stream_of(other) as nothing:
             assert nothing is None
 
 
@@ -242,4 +242,4 @@ def test_documents_are_numbered_anew():
 
 def test_the_library_is_found_by_the_extra():
     assert importlib.util.find_spec("cupy") is not None
-    assert tmm_core.get_backend("cupy").bridge is None
+    assert tmm_core.get_backend("cupy").load_bridge is None

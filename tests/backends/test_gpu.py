@@ -52,8 +52,8 @@ def test_auto_takes_cupys_engine_for_its_arrays():
     library_or_skip("cupy")
     import cupy
 
-    request = tmm_core._dispatch.registry.Request("float32", "cuda")
-    assert tmm_core._dispatch.registry.choose_engine("auto", "cupy", request).name == "cupy"
+    request = tmm_core.backend.Request("float32", "cuda")
+    assert tmm_core.choose_engine("auto", "cupy", request).name == "cupy"
     y = tmm_core.causal_toeplitz_matmul(cupy.ones(3), cupy.ones(3))
     assert isinstance(y, cupy.ndarray)
     assert cupy.asnumpy(y).round(12).tolist() == [1, 2, 3]

@@ -17,7 +17,7 @@ def test_the_page_says_what_calls_give():
     assert text.startswith(HEAD), "run python tests/support/pairs.py"
     told, found = read(text), read(page())
     assert told.keys() == found.keys()
-    gpu = "cuda" in tmm_core.get_backend("cupy").devices if "cupy" in available_backends() else False
+    gpu = "cuda" in tmm_core.get_backend("cupy").engine.devices if "cupy" in available_backends() else False
     for (row, backend), cell in found.items():
         said = told[row, backend]
         here = NOT_RUN not in (cell, said) and backend in available_backends()

@@ -7,56 +7,44 @@ import os
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.strangers import Register, install, registering
 
 import tmm_core
-from tmm_core._arrays import exchange
-from tmm_core._dispatch import registry
-from tmm_core.backend import Backend
+from tmm_core import backend as contract
+from tmm_core.backend import Backend, Rank, Request
+from tmm_core.backend._built_in import NumpyEngine
 
 W, X = np.asarray([1.0, 2.0]), np.asarray([1.0, 10.0, 100.0])
 Y = np.asarray([1.0, 12.0, 120.0])
 
 
-class Doubling(registry.Definition):
+class Doubling(NumpyEngine):
     """An engine that can be told from every other: it gives twice the product."""
 
     def __init__(self, name: str, reason: str | None = None) -> None:
-        super().__init__("numpy")
         self.name, self.reason = name, reason
-        product = self.matmul
-        self.matmul = lambda *arrays, **options: 2 * product(*arrays, **options)
 
-    def unsupported(self, request: object) -> str | None:
+    def matmul(self, *arrays: Any, **options: Any) -> Any:
+        return 2 * contract.definition_matmul(*arrays, **options)
+
+    def unsupported(self, request: Request) -> str | None:
         return self.reason
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Register strangers' backends for one test; their name must be an installed library's."""
-
-    class Entry:
-        dist = None
-
-        def __init__(self, name: str, load: Callable[[], Backend]) -> None:
-            self.name, self.value, self.load = name, f"stranger:{name}", load
-
-    def add(name: str, load: Callable[[], Backend]) -> None:
-        known = {**registry._registered(), name: Entry(name, load)}
-        monkeypatch.setattr(registry, "_registered", lambda: known)
-
-    registry.get_backend.cache_clear()
-    yield add
-    registry.get_backend.cache_clear()
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
+    yield from registering(tmp_path, monkeypatch)
 
 
-def doubling(name: str, reason: str | None = None) -> Backend:
-    return Backend(name, "1.0", ("cpu",), "everything, twice", Doubling(name, reason))
+def doubling(name: str, reason: str | None = None, rank: Rank | None = None) -> Backend:
+    ranks = {} if rank is None else {"numpy": rank}
+    return Backend(name, ("numpy",), "everything, twice", lambda: Doubling(name, reason), ranks=ranks)
 
 
 def product(**options: object) -> np.ndarray:
@@ -69,56 +57,56 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_a_strangers_backend_serves_by_argument_and_by_block(register: Callable[..., None]) -> None:
-    register("json", lambda: doubling("json"))
-    assert "json" in tmm_core.available_backends()
+def test_a_strangers_backend_serves_by_argument_and_by_block(register: Register) -> None:
+    register("twice", doubling("twice"))
+    assert "twice" in tmm_core.available_backends()
     np.testing.assert_array_equal(product(), Y)
-    np.testing.assert_array_equal(product(backend="json"), 2 * Y)
-    with tmm_core.use_backend("json"):
+    np.testing.assert_array_equal(product(backend="twice"), 2 * Y)
+    with tmm_core.use_backend("twice"):
         np.testing.assert_array_equal(product(), 2 * Y)
         np.testing.assert_array_equal(product(backend="numpy"), Y)  # the argument wins
         with tmm_core.use_backend("auto"):
             np.testing.assert_array_equal(product(), Y)
-        with tmm_core.use_backend("json"):
+        with tmm_core.use_backend("twice"):
             pass
         np.testing.assert_array_equal(product(), 2 * Y)
     np.testing.assert_array_equal(product(), Y)
 
 
-def test_a_block_chooses_for_its_own_thread_only(register: Callable[..., None]) -> None:
-    register("json", lambda: doubling("json"))
+def test_a_block_chooses_for_its_own_thread_only(register: Register) -> None:
+    register("twice", doubling("twice"))
     seen: list[np.ndarray] = []
-    with tmm_core.use_backend("json"):
+    with tmm_core.use_backend("twice"):
         thread = threading.Thread(target=lambda: seen.append(product()))
         thread.start()
         thread.join()
     np.testing.assert_array_equal(seen[0], Y)
 
 
-def test_a_block_is_left_by_an_error_as_well(register: Callable[..., None]) -> None:
-    register("json", lambda: doubling("json"))
-    with pytest.raises(RuntimeError, match="inside"), tmm_core.use_backend("json"):
+def test_a_block_is_left_by_an_error_as_well(register: Register) -> None:
+    register("twice", doubling("twice"))
+    with pytest.raises(RuntimeError, match="inside"), tmm_core.use_backend("twice"):
         raise RuntimeError("inside")
     np.testing.assert_array_equal(product(), Y)
 
 
-def test_blocks_of_generators_end_in_any_order(register: Callable[..., None]) -> None:
-    register("json", lambda: doubling("json"))
+def test_blocks_of_generators_end_in_any_order(register: Register) -> None:
+    register("twice", doubling("twice"))
 
     def inside(name: str) -> Iterator[None]:
         with tmm_core.use_backend(name):
             yield
 
-    outer, inner = inside("json"), inside("numpy")
+    outer, inner = inside("twice"), inside("numpy")
     next(outer)
     next(inner)
     outer.close()
     np.testing.assert_array_equal(product(), Y)
-    with tmm_core.use_backend("json"):
+    with tmm_core.use_backend("twice"):
         inner.close()
         np.testing.assert_array_equal(product(), 2 * Y)
     np.testing.assert_array_equal(product(), Y)
-    assert registry._blocks.get() == ()
+    assert tmm_core.chosen_backend() == "auto"
 
 
 def test_an_unknown_backend_names_the_choices() -> None:
@@ -131,70 +119,116 @@ def test_an_unknown_backend_names_the_choices() -> None:
         pass
 
 
-def test_a_missing_library_is_not_listed_and_names_what_to_install(register: Callable[..., None]) -> None:
-    register("no_such_library", lambda: doubling("no_such_library"))
-    assert "no_such_library" in registry.registered_backends()
-    assert "no_such_library" not in tmm_core.available_backends()
-    with pytest.raises(LookupError, match="'no_such_library', which is not installed: install no_such_library"):
-        tmm_core.get_backend("no_such_library")
+def test_a_missing_library_is_not_listed_and_names_what_to_install(register: Register) -> None:
+    register("absent", Backend("absent", ("no_such_library",), "nothing", lambda: Doubling("absent")))
+    assert "absent" in tmm_core.registered_backends()
+    assert "absent" not in tmm_core.available_backends()
+    with pytest.raises(LookupError, match="'no_such_library', which is not installed: pip install no_such_library"):
+        tmm_core.get_backend("absent")
 
 
-def test_what_is_no_backend_is_refused(register: Callable[..., None]) -> None:
-    register("json", lambda: Doubling("json"))
-    with pytest.raises(LookupError, match=r"'json' cannot be used: stranger:json is no tmm_core\.backend\.Backend"):
-        product(backend="json")
+def test_an_extra_named_after_a_backend_is_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    remedy = contract._entries.remedy
+    assert remedy("cupy", ("cupy",)) == "pip install 'tmm-core[cupy12]' or pip install 'tmm-core[cupy13]'"
 
 
-@pytest.mark.parametrize("name", ["no_such_library.part", "stand_in"])
-def test_a_name_that_cannot_be_looked_up_spoils_no_listing(
-    register: Callable[..., None], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "stand_in", types.ModuleType("stand_in"))  # it has no spec
-    register(name, lambda: doubling(name))
+@pytest.mark.parametrize(("found", "said"), [(Doubling("twice"), "a Doubling"), (doubling("other"), "'other'")])
+def test_what_is_no_backend_of_that_name_is_refused(register: Register, found: object, said: str) -> None:
+    register("twice", found)
+    expected = rf"'twice' cannot be used: stranger_twice:backend must be a tmm_core\.backend\.Backend .* is .*{said}"
+    with pytest.raises(LookupError, match=expected):
+        product(backend="twice")
     assert "numpy" in tmm_core.available_backends()
-    assert name not in tmm_core.available_backends()
+    assert "twice" not in tmm_core.available_backends()
 
 
-def test_a_broken_library_names_its_fault(register: Callable[..., None]) -> None:
-    def load() -> Backend:
-        raise OSError("libfancy.so.1: cannot open shared object file")
-
-    register("json", load)
-    with pytest.raises(LookupError, match=r"'json' cannot be loaded \(OSError: libfancy.so.1"):
-        product(backend="json")
+def test_what_is_no_engine_is_refused(register: Register) -> None:
+    register("twice", Backend("twice", (), "nothing", object))  # type: ignore[arg-type]
+    with pytest.raises(LookupError, match=r"its engine lacks .*owns, .*matmul"):
+        product(backend="twice")
 
 
-def test_an_engine_that_refuses_does_no_work(register: Callable[..., None]) -> None:
-    register("json", lambda: doubling("json", reason="no doubles on Sundays"))
-    with pytest.raises(ValueError, match="backend 'json' cannot serve this call: no doubles on Sundays"):
-        product(backend="json")
+def test_two_backends_of_one_name_are_refused(register: Register, tmp_path: Path) -> None:
+    register("numba", doubling("numba"))
+    with pytest.raises(LookupError, match=r"backend name 'numba' is taken: .* uninstall one"):
+        tmm_core.available_backends()
 
 
-def test_auto_warns_of_an_engine_that_is_broken(register: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> Backend:
-        raise ImportError("wants an older NumPy")
-
-    register("json", broken)
-    register("csv", lambda: doubling("csv"))
-    monkeypatch.setattr(registry, "_FASTEST", {"numpy": ("json", "csv")})
-    monkeypatch.setattr(registry, "_fastest_engines", registry._fastest_engines.__wrapped__)
-    monkeypatch.setattr(registry, "_FEW_TIMES", 0)
-    with pytest.warns(RuntimeWarning, match="'json' cannot be loaded .*wants an older NumPy"):
-        np.testing.assert_array_equal(product(), 2 * Y)
+@pytest.mark.parametrize("requires", ["no_such_library.part", "json.no_module_inside"])
+def test_a_library_that_cannot_be_looked_up_spoils_no_listing(register: Register, requires: str) -> None:
+    register("absent", Backend("absent", (requires,), "nothing", lambda: Doubling("absent")))
+    assert "numpy" in tmm_core.available_backends()
+    assert "absent" not in tmm_core.available_backends()
 
 
-def test_auto_passes_over_an_engine_that_refuses(
-    register: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    register("json", lambda: doubling("json", reason="no doubles on Sundays"))
-    register("csv", lambda: doubling("csv"))
-    monkeypatch.setattr(registry, "_FASTEST", {"numpy": ("json", "csv")})
-    monkeypatch.setattr(registry, "_fastest_engines", registry._fastest_engines.__wrapped__)  # not remembered
-    np.testing.assert_array_equal(product(), Y)  # too short to be worth another engine
-    monkeypatch.setattr(registry, "_FEW_TIMES", 0)
+def test_a_description_that_cannot_be_imported_spoils_no_listing(register: Register, tmp_path: Path) -> None:
+    install(tmp_path, "broken", "no_such_module:backend")
+    register("twice", doubling("twice"))
+    assert "twice" in tmm_core.available_backends()
+    assert "broken" not in tmm_core.available_backends()
+    with pytest.raises(LookupError, match=r"'broken' cannot be loaded .*No module named 'no_such_module'"):
+        product(backend="broken")
+
+
+def broken() -> Any:
+    raise OSError("libfancy.so.1: cannot open shared object file")
+
+
+def test_a_broken_library_names_its_fault(register: Register) -> None:
+    register("twice", Backend("twice", ("numpy",), "nothing", broken))
+    with pytest.raises(LookupError, match=r"'twice' cannot be loaded \(OSError: libfancy.so.1"):
+        product(backend="twice")
+
+
+def test_one_library_may_have_several_engines(register: Register) -> None:
+    register("twice", doubling("twice"))
+    register("too", doubling("too"))
+    np.testing.assert_array_equal(product(backend="twice"), product(backend="too"))
+
+
+def test_a_bridge_without_an_engine_computes_nothing() -> None:
+    assert "dask" not in tmm_core.registered_backends()
+    with pytest.raises(LookupError, match="'dask' has no engine, only a bridge for arrays of dask"):
+        product(backend="dask")
+
+
+def test_an_engine_that_refuses_does_no_work(register: Register) -> None:
+    register("twice", doubling("twice", reason="no doubles on Sundays"))
+    with pytest.raises(ValueError, match="backend 'twice' cannot serve this call: no doubles on Sundays"):
+        product(backend="twice")
+
+
+def test_auto_takes_the_engine_that_ranks_first(register: Register) -> None:
+    register("twice", doubling("twice", rank=100))
     np.testing.assert_array_equal(product(), 2 * Y)
-    monkeypatch.setattr(registry, "_FASTEST", {"numpy": ("json",)})
+    with tmm_core.use_backend("numpy"):
+        np.testing.assert_array_equal(product(), Y)
+
+
+def test_a_rank_may_depend_on_the_request(register: Register) -> None:
+    def only_long(request: Request) -> int | None:
+        assert (request.dtype, request.device, request.segments) == ("float64", "cpu", False)
+        return 100 if request.shape[-2] > 3 else None
+
+    register("twice", doubling("twice", rank=only_long))
     np.testing.assert_array_equal(product(), Y)
+    x = np.append(X, 0.0)
+    np.testing.assert_array_equal(tmm_core.causal_toeplitz_matmul(W, x), [2.0, 24.0, 240.0, 400.0])
+
+
+def test_auto_warns_of_an_engine_that_is_broken_once(register: Register) -> None:
+    register("twice", doubling("twice", rank=100))
+    register("broken", Backend("broken", ("numpy",), "nothing", broken, ranks={"numpy": 101}))
+    with pytest.warns(RuntimeWarning, match="'broken' cannot be loaded .*libfancy"):
+        np.testing.assert_array_equal(product(), 2 * Y)
+    np.testing.assert_array_equal(product(), 2 * Y)
+
+
+def test_auto_passes_over_an_engine_that_refuses(register: Register) -> None:
+    register("never", doubling("never", reason="no doubles on Sundays", rank=101))
+    np.testing.assert_array_equal(product(), Y)
+    register("twice", doubling("twice", rank=100))
+    np.testing.assert_array_equal(product(), 2 * Y)
 
 
 CHOICE = """
@@ -205,8 +239,8 @@ print(tmm_core.causal_toeplitz_matmul(x, x, backend={backend}))
 
 
 def test_the_environment_chooses() -> None:
-    code = "import numpy, tmm_core, tmm_core._dispatch.registry as r\nx = numpy.ones(3)\n"
-    code += "product = tmm_core.causal_toeplitz_matmul(x, x)\nprint(r._environment_choice(), product)"
+    code = "import numpy, tmm_core\nx = numpy.ones(3)\n"
+    code += "product = tmm_core.causal_toeplitz_matmul(x, x)\nprint(tmm_core.chosen_backend(), product)"
     done = run_python(code, TMM_BACKEND="numpy")
     assert done.stdout == "numpy [1. 2. 3.]\n", done.stderr
 
@@ -241,9 +275,9 @@ def make(library: str, values: np.ndarray) -> Any:
 def test_arrays_cross_between_libraries(source: str, target: str) -> None:
     values = np.asarray([[1.5, -2.0], [0.0, 3.25]], dtype=np.float32)
     array, like = make(source, values), make(target, values)
-    shared = exchange.share_like(array, like)
+    shared = contract.share_like(array, like)
     assert type(shared) is type(like)
-    assert exchange.library_of(shared) == exchange.library_of(like)
+    assert contract.library_of(shared) == contract.library_of(like)
     np.testing.assert_array_equal(np.asarray(shared), values)
 
 
@@ -264,8 +298,8 @@ def test_arrays_of_any_layout_and_dtype_cross(source: str, target: str, dtype: s
 
     values = np.arange(6).reshape(2, 3).astype(dtype)
     with jax.enable_x64(True):
-        shared = exchange.share_like(FORMS[form](make(source, values)), make(target, values))
-        assert exchange.dtype_name(shared.dtype) == dtype
+        shared = contract.share_like(FORMS[form](make(source, values)), make(target, values))
+        assert contract.dtype_name(shared.dtype) == dtype
         np.testing.assert_array_equal(np.asarray(shared), FORMS[form](values))
 
 
@@ -274,7 +308,7 @@ def test_numbers_in_another_byte_order_cross(dtype: str) -> None:
     import torch
 
     values = np.arange(4).astype(dtype)
-    np.testing.assert_array_equal(exchange.share_like(values, torch.zeros(1)).numpy(), values)
+    np.testing.assert_array_equal(contract.share_like(values, torch.zeros(1)).numpy(), values)
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")
@@ -283,7 +317,7 @@ def test_jax_without_64_bits_truncates_nothing(dtype: str) -> None:
     import jax
 
     with jax.enable_x64(False), pytest.raises(TypeError, match=rf"of {dtype}: convert .*jax_enable_x64"):
-        exchange.share_like(np.ones(3, dtype), jax.numpy.ones(1))
+        contract.share_like(np.ones(3, dtype), jax.numpy.ones(1))
 
 
 @pytest.mark.parametrize("source", ["numpy", "torch", "jax"])
@@ -300,9 +334,9 @@ def test_bfloat16_crosses_bit_for_bit(source: str, target: str) -> None:
         "torch": torch.asarray(bits).view(torch.bfloat16),
         "jax": jax.numpy.asarray(values),
     }
-    shared = exchange.share_like(made[source], made[target])
+    shared = contract.share_like(made[source], made[target])
     assert shared.dtype == made[target].dtype
-    back = exchange.share_like(shared, made["numpy"])
+    back = contract.share_like(shared, made["numpy"])
     np.testing.assert_array_equal(back.view(np.int16), bits)
 
 
@@ -310,7 +344,7 @@ def test_numpy_and_torch_share_memory() -> None:
     import torch
 
     array = np.zeros(3)
-    shared = exchange.share_like(array, torch.zeros(1))
+    shared = contract.share_like(array, torch.zeros(1))
     array[1] = 5.0
     assert shared[1] == 5.0
 
@@ -329,7 +363,7 @@ def test_a_tracer_is_refused_by_an_engine_that_has_no_values() -> None:
 
     engine = tmm_core.get_backend("numpy").engine
     with pytest.raises(TypeError, match=r"a traced .*Tracer has no values yet"):
-        jax.jit(lambda x: registry.run(engine, "matmul", x, x, segment_ids=None, adjoint=False, method="auto"))(
+        jax.jit(lambda x: contract.run_matmul(engine, x, x, segment_ids=None, adjoint=False, method="auto"))(
             jax.numpy.ones((1, 1, 1))
         )
 
@@ -341,3 +375,17 @@ def test_any_engine_serves_any_array(source: str, backend: str) -> None:
     y = tmm_core.causal_toeplitz_matmul(w, x, backend=backend)
     assert type(y) is type(x)
     np.testing.assert_allclose(np.asarray(y), Y, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["array_api", "numpy", "numba", "torch"])
+def test_documents_out_of_order_become_nan_whichever_engine_computes(backend: str) -> None:
+    ids = np.asarray([[0, 0, 1, 1], [0, 1, 0, 1]])
+    w, x = np.ones((1, 1, 2)), np.ones((2, 4, 3))
+    engine = tmm_core.get_backend(backend).engine
+    y = contract.run_matmul(engine, w, x, adjoint=False, method="auto", segment_ids=ids)
+    assert np.isnan(y[1]).all()
+    assert np.isfinite(y[0]).all()
+    shape = {"lags": 3, "heads": 1, "kernel_size": 1}
+    for rows, wrong in ((slice(0, 1), False), (slice(0, 2), True)):
+        c = contract.run_correlate(engine, x[rows], x[rows], **shape, method="auto", segment_ids=ids[rows])
+        assert np.isnan(c).all() == wrong

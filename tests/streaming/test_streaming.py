@@ -12,7 +12,7 @@ import torch._dynamo.testing
 
 import tmm_core
 from tmm_core._arrays import properties as arrays
-from tmm_core._dispatch import registry
+from tmm_core._dispatch import choice
 from tmm_core.backend import tiles
 from tmm_core.testing import get_library
 from tmm_core.testing.streaming import Layer, check_stream_non_finite, check_stream_refusals, layers, split, stream
@@ -117,7 +117,7 @@ class Products:
     """An engine that computes products and nothing else."""
 
     def __init__(self):
-        self.engine = registry.get_backend("array_api").engine
+        self.engine = tmm_core.get_backend("array_api").engine
 
     def __getattr__(self, name):
         if name == "stream":
@@ -127,8 +127,8 @@ class Products:
 
 def test_an_engine_that_cannot_stream_is_refused_where_it_is_asked_for_and_else_passed_over(monkeypatch):
     w, x = random(1, N), random(N, 2)
-    monkeypatch.setattr(registry, "_fastest_engines", lambda library: (Products(),))
-    monkeypatch.setattr(registry, "choose_engine", lambda *_: Products())
+    monkeypatch.setattr(choice, "_fastest_engines", lambda library: (Products(),))
+    monkeypatch.setattr(choice, "choose_engine", lambda *_: Products())
     plan = tmm_core.stream_plan(w, N, backend="numba")
     with pytest.raises(ValueError, match=r"backend 'numba' cannot stream numpy arrays.*choose 'auto' or 'array_api'"):
         tmm_core.stream_init(plan, (), 2)
@@ -319,7 +319,7 @@ class Elsewhere:
     """An engine whose memory is not NumPy's, as far as it tells."""
 
     def __init__(self):
-        self.engine = registry.get_backend("numba").engine
+        self.engine = tmm_core.get_backend("numba").engine
 
     def owns(self, array):
         return False
@@ -330,7 +330,7 @@ class Elsewhere:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tensors_go_to_engines_of_other_memory_and_come_back(monkeypatch, dtype):
-    monkeypatch.setattr(registry, "choose_streamer", lambda *_: Elsewhere())
+    monkeypatch.setattr(choice, "choose_streamer", lambda *_: Elsewhere())
     layer = layers("float32", N)["mean"]
     w, x, bias = (torch.from_numpy(a).to(dtype) for a in layer.arrays(NUMPY))
     plan = tmm_core.stream_plan(w, N, bias=bias, softplus=True, mean=True)

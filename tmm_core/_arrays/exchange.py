@@ -11,15 +11,37 @@ import array_api_compat as compat
 
 from ..errors import InputTypeError
 
-__all__ = ["Array", "cuda_queue_of", "device_kind", "dtype_name", "library_of", "namespace_of", "share", "share_like"]
+__all__ = [
+    "Array",
+    "cuda_stream_of",
+    "device_kind",
+    "dtype_name",
+    "is_traced",
+    "library_name",
+    "library_of",
+    "namespace_of",
+    "share",
+    "share_like",
+]
 
 Array = Any
 """An array of any library; its class says which."""
 
 
+# By the class of an array: small products take no longer than to look these up again and again.
+_namespaces: dict[type, ModuleType] = {}
+_tracers: dict[type, bool] = {}
+
+
 def library_of(array: Array) -> str:
     """Return the import name of the library that `array` belongs to: `numpy`, `torch`, `jax`, `dask`, …"""
-    return namespace_of(array).__name__.removeprefix("array_api_compat.").split(".")[0]
+    return library_name(namespace_of(array))
+
+
+@functools.cache
+def library_name(namespace: ModuleType) -> str:
+    """Return the import name of the library of a namespace."""
+    return namespace.__name__.removeprefix("array_api_compat.").split(".")[0]
 
 
 def namespace_of(*arrays: Array | None) -> ModuleType:
@@ -30,17 +52,28 @@ def namespace_of(*arrays: Array | None) -> ModuleType:
     TypeError
         If an argument is no array, or the arrays belong to different libraries.
     """
-    given = [array for array in arrays if array is not None]
-    for array in given:
-        if not compat.is_array_api_obj(array):
+    found: ModuleType | None = None
+    for array in arrays:
+        if array is None:
+            continue
+        namespace = _namespaces.get(type(array)) or _look_up(array)
+        if found is not None and namespace is not found:
+            kinds = sorted({f"{type(a).__module__.split('.')[0]}.{type(a).__name__}" for a in arrays if a is not None})
             raise InputTypeError(
-                f"expected an array, got {type(array).__name__}: wrap it, for example numpy.asarray(…)"
+                f"expected arrays of one library, got {' and '.join(kinds)}: convert one, for example by from_dlpack"
             )
-    spaces = {compat.array_namespace(array) for array in given}
-    if len(spaces) > 1:
-        kinds = " and ".join(sorted({type(a).__module__.split(".")[0] + "." + type(a).__name__ for a in given}))
-        raise InputTypeError(f"expected arrays of one library, got {kinds}: convert one, for example by from_dlpack")
-    return spaces.pop()
+        found = namespace
+    if found is None:
+        raise InputTypeError("expected at least one array, got None")
+    return found
+
+
+def _look_up(array: Array) -> ModuleType:
+    if not compat.is_array_api_obj(array):
+        raise InputTypeError(f"expected an array, got {type(array).__name__}: wrap it, for example numpy.asarray(…)")
+    namespace: ModuleType = compat.array_namespace(array)
+    _namespaces[type(array)] = namespace
+    return namespace
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # array_api_strict warns where its dtypes are compared with NumPy's
@@ -70,14 +103,17 @@ def device_kind(array: Array) -> str:
 
 def is_traced(array: Array) -> bool:
     """Return whether `array` stands for values that only a compiled program will have."""
-    return any(base.__name__ == "Tracer" for base in type(array).__mro__)
+    kind = type(array)
+    if kind not in _tracers:
+        _tracers[kind] = any(base.__name__ == "Tracer" for base in kind.__mro__)
+    return _tracers[kind]
 
 
-def cuda_queue_of(array: Array) -> int | None:
-    """Return the queue, a stream of CUDA, of the work of `array`'s library now, or None where it tells nobody."""
+def cuda_stream_of(array: Array) -> int | None:
+    """Return the CUDA stream that the work is queued on of `array`'s library now, or None where it tells nobody."""
     if compat.is_torch_array(array) and array.is_cuda:
-        queue: int = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
-        return queue
+        stream: int = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
+        return stream
     if compat.is_cupy_array(array):
         return int(sys.modules["cupy"].cuda.get_current_stream(array.device.id).ptr)
     return None

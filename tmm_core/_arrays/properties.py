@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from typing import Any
@@ -22,13 +23,12 @@ __all__ = [
     "result_dtype",
     "result_dtype_name",
     "shift_channels",
-    "swap",
     "values_known",
     "values_within_reach",
 ]
 
 _HALVES = ("float16", "bfloat16")
-_SINGLE = {"float16": 1, "bfloat16": 1, "float32": 1, "float64": 2, "complex64": 1, "complex128": 2}
+_SERVED = (*_HALVES, "float32", "float64", "complex64", "complex128")
 
 
 def result_dtype_name(*arrays: Array) -> str:
@@ -38,16 +38,25 @@ def result_dtype_name(*arrays: Array) -> str:
     >>> result_dtype_name(np.zeros(1, "float16"), np.zeros(1, "complex64"))
     'complex64'
     """
-    names = {dtype_name(array.dtype) for array in arrays}
-    for name in sorted(names):
-        if name not in _SINGLE:
-            raise InputTypeError(
-                f"expected arrays of {', '.join(_SINGLE)}, got {name}: convert it first, for example to float32"
-            )
-    if len(names) == 1:
-        return names.pop()
-    double = max(_SINGLE[name] for name in names) == 2
-    if any(name.startswith("complex") for name in names):
+    promoted = ""
+    for array in arrays:
+        name = dtype_name(array.dtype)
+        if name != promoted:
+            promoted = _promoted(promoted, name)
+    return promoted
+
+
+@functools.cache
+def _promoted(first: str, second: str) -> str:
+    """Return what two dtypes promote to, the first one empty at the beginning."""
+    if second not in _SERVED:
+        raise InputTypeError(
+            f"expected arrays of {', '.join(_SERVED)}, got {second}: convert it first, for example to float32"
+        )
+    if not first:
+        return second
+    double = not {"complex128", "float64"}.isdisjoint((first, second))
+    if "complex" in first + second:
         return "complex128" if double else "complex64"
     return "float64" if double else "float32"
 
@@ -63,7 +72,15 @@ def computed_in(*arrays: Array) -> tuple[Any, list[Array]]:
     xp = namespace_of(*arrays)
     name = result_dtype_name(*arrays)
     wide = xp.float32 if name in _HALVES else getattr(xp, name)
-    return result_dtype(*arrays), [xp.astype(array, wide, copy=False) for array in arrays]
+    computed = list(arrays)
+    for i, array in enumerate(arrays):
+        if array.dtype != wide:
+            computed[i] = xp.astype(array, wide)
+    return arrays[0].dtype if name in _HALVES else wide, computed
+
+
+# Classes of arrays that always have their values: those of NumPy, of array_api_strict, and JAX's outside of programs.
+_valued: set[type] = set()
 
 
 def values_known(*arrays: Array | None) -> bool:
@@ -72,7 +89,13 @@ def values_known(*arrays: Array | None) -> bool:
     Not in code that is being traced or compiled, nor where a device queues its work: to look at its values is to wait
     for it, and what waits cannot be captured in a graph of CUDA.
     """
-    return values_within_reach(*arrays) and not any(_is_queued(array) for array in arrays)
+    for array in arrays:
+        if array is None or type(array) in _valued:
+            continue
+        queued = compat.is_cupy_array(array) or (compat.is_torch_array(array) and array.device.type != "cpu")
+        if queued or not values_within_reach(array):
+            return False
+    return True
 
 
 def values_within_reach(*arrays: Array | None) -> bool:
@@ -81,14 +104,16 @@ def values_within_reach(*arrays: Array | None) -> bool:
     Ask for what has been computed of arrays: in a program of JAX's it has no values, though they may.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and (torch.compiler.is_compiling() or any(_is_stand_in(torch, array) for array in arrays)):
+    if torch is not None and torch.compiler.is_compiling():
         return False
-    return not any(array is not None and (is_traced(array) or compat.is_dask_array(array)) for array in arrays)
-
-
-def _is_queued(array: Array | None) -> bool:
-    """Return whether an array's values come when its device gets to them."""
-    return compat.is_cupy_array(array) or (compat.is_torch_array(array) and array.device.type != "cpu")
+    for array in arrays:
+        if array is None or type(array) in _valued:
+            continue
+        if is_traced(array) or compat.is_dask_array(array) or (torch is not None and _is_stand_in(torch, array)):
+            return False
+        if not (compat.is_torch_array(array) or compat.is_cupy_array(array)):
+            _valued.add(type(array))
+    return True
 
 
 def _is_stand_in(torch: Any, array: Array | None) -> bool:
@@ -129,13 +154,6 @@ def is_real(x: Array) -> bool:
 
 def conj(a: Array) -> Array:
     return a if is_real(a) else namespace_of(a).conj(a)  # the standard has no conj of reals
-
-
-def swap(a: Array, i: int, j: int) -> Array:
-    xp = namespace_of(a)
-    axes = list(range(a.ndim))
-    axes[i], axes[j] = axes[j], axes[i]
-    return xp.permute_dims(a, tuple(axes))
 
 
 def nan_where(mask: Array | None, y: Array) -> Array:

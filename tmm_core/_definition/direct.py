@@ -8,8 +8,8 @@ import operator
 from collections.abc import Callable, Iterator
 
 from .._arrays.exchange import Array, dtype_name, namespace_of
-from .._arrays.properties import conj, device_of, matmul, nan_where, shift_channels, swap, values_known
-from .masks import spoiled_outputs
+from .._arrays.properties import conj, device_of, matmul, nan_where, shift_channels, values_known
+from .masks import nan_mask_of_outputs
 
 __all__ = ["correlation", "inverse", "product", "solve", "toeplitz_block"]
 
@@ -36,7 +36,7 @@ def _product(w: Array, x: Array, *, adjoint: bool) -> Array:
     heads, kernel_size, lags = w.shape
     n, d = x.shape[-2:]
     w = conj(w) if adjoint else w
-    x_by_head = swap(xp.reshape(x, (*x.shape[:-1], heads, d // heads)), -3, -2)  # (..., h, n, d / h)
+    x_by_head = xp.moveaxis(xp.reshape(x, (*x.shape[:-1], heads, d // heads)), -2, -3)  # (..., h, n, d / h)
 
     def terms(start: int, stop: int) -> Iterator[Array]:
         """Yield what the outputs of these times read, one row of the kernel and some inputs after the other."""
@@ -51,7 +51,7 @@ def _product(w: Array, x: Array, *, adjoint: bool) -> Array:
     rows = max(1, ROWS_AT_ONCE // (heads * n))
     parts = [functools.reduce(operator.iadd, terms(t, min(n, t + rows))) for t in range(0, n, rows)]
     y = parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2)
-    return xp.reshape(swap(y, -3, -2), x.shape)
+    return xp.reshape(xp.moveaxis(y, -3, -2), x.shape)
 
 
 def toeplitz_block(w: Array, rows: tuple[int, int], columns: tuple[int, int], *, transpose: bool = False) -> Array:
@@ -81,7 +81,7 @@ def _correlation(x: Array, g: Array, *, lags: int, heads: int, kernel_size: int)
     g = flat(g)
     rows = []
     for i in range(kernel_size):
-        shifted = swap(conj(flat(shift_channels(x, kernel_size - 1 - i, heads))), -2, -1)
+        shifted = xp.matrix_transpose(conj(flat(shift_channels(x, kernel_size - 1 - i, heads))))
         rows.append(_diagonal_sums(g, shifted, lags))
     return xp.stack(rows, axis=-2)
 
@@ -114,13 +114,13 @@ def solve(w: Array, v: Array, y: Array) -> Array:
     xp = namespace_of(w, y)
     first = xp.arange(w.shape[-1], device=device_of(w)) == 0
     bad_w, bad_y = ~xp.isfinite(w) | ((w == 0) & first), ~xp.isfinite(y)
-    spoiled = spoiled_outputs(w[:, None, :], y, bad_w[:, None, :], bad_y, adjoint=False, segment_ids=None)
+    nan_mask = nan_mask_of_outputs(w[:, None, :], y, bad_w[:, None, :], bad_y, adjoint=False, segment_ids=None)
     w = xp.where(bad_w, xp.astype(first, w.dtype), w)[:, None, :]
     y = xp.where(bad_y, xp.zeros_like(y), y)
     v = v[:, None, :]
     x = _product(v, y, adjoint=False)
     x = x + _product(v, y - _product(w, x, adjoint=False), adjoint=False)
-    return nan_where(spoiled, x)
+    return nan_where(nan_mask, x)
 
 
 def inverse(w: Array) -> Array:

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from .._arrays.exchange import Array, dtype_name, namespace_of
 from .._arrays.properties import conj, device_of, is_real, shift_channels, values_known
 
-__all__ = ["correlation", "fast_length", "product"]
+__all__ = ["ERROR_CONSTANT", "correlation", "error_factor", "fast_length", "product"]
 
 PIECES = 4
 PIECE = 1 << 18
 """Signals of 4 pieces with so many entries or more are transformed by pieces: groups of heads, and of channels."""
 
-NOISE = 2.0
-"""The constant c of the error law."""
+ERROR_CONSTANT = 2.0
+"""The constant c of the error law `|error| <= c * eps * log2(n) * ||w||_2 * ||x||_2`, for every engine."""
 
 
 @functools.cache
@@ -66,20 +66,22 @@ def _product(w: Array, x: Array, cuts: Cuts, adjoint: bool) -> Array:
         # Channels and rows of other scales meet at the largest one: by roots, since products may be out of range.
         roots = [shift_channels(_root(size_x), offset, 1) * root for offset, root in zip(offsets, root_w, strict=True)]
         largest = functools.reduce(xp.maximum, roots)
-        shares = [(root / _or_one(largest)) ** 2 for root in roots]
-        y = xp.fft.ifft(_through_kernel(_spectrum(x, size_x, length, -3), W, offsets, shares), axis=-3, norm="ortho")
+        relative_scales = [(root / _or_one(largest)) ** 2 for root in roots]
+        y = xp.fft.ifft(
+            _through_kernel(_spectrum(x, size_x, length, -3), W, offsets, relative_scales), axis=-3, norm="ortho"
+        )
         y = _turned_back(y, n, is_real(x))
 
         def noise() -> Array:
-            heard = _norms(x, size_x, -3)
+            input_norms = _norms(x, size_x, -3)
             rows = xp.permute_dims(_norms(w, size_w, -1), (1, 0, 2))  # (m, h, 1)
             terms = [
-                shift_channels(heard, o, 1) * s * rows[i, ...]
-                for i, (o, s) in enumerate(zip(offsets, shares, strict=True))
+                shift_channels(input_norms, o, 1) * s * rows[i, ...]
+                for i, (o, s) in enumerate(zip(offsets, relative_scales, strict=True))
             ]
-            return _noise(x, n) * sum(terms)
+            return error_factor(n, dtype_name(x.dtype)) * sum(terms)
 
-        return _regained(y, largest, noise)
+        return _rescaled(y, largest, noise)
 
     parts = []
     for first, last in cuts:  # with the neighbours that the kernel reads
@@ -88,16 +90,16 @@ def _product(w: Array, x: Array, cuts: Cuts, adjoint: bool) -> Array:
     return _joined(parts, -1)
 
 
-def _through_kernel(X: Array, W: Array, offsets: list[int], shares: list[Array]) -> Array:
-    """Return the spectra after the filters `W`, (m, N, h, 1), each row with its share of an output; uses up X."""
+def _through_kernel(X: Array, W: Array, offsets: list[int], relative_scales: list[Array]) -> Array:
+    """Return the spectra after the filters `W`, (m, N, h, 1), each row at its relative scale; uses up X."""
     xp = namespace_of(X)
     if len(offsets) == 1:
         X *= W[0, ...]
         return X
     total = xp.zeros_like(X)
-    for i, (offset, share) in enumerate(zip(offsets, shares, strict=True)):
+    for i, (offset, scale) in enumerate(zip(offsets, relative_scales, strict=True)):
         term = shift_channels(X, offset, 1)  # X itself for the last offset, 0
-        term *= share
+        term *= scale
         term *= W[i, ...]
         total += term
     return total
@@ -126,16 +128,16 @@ def _correlation(x: Array, g: Array, cuts: Cuts, lags: int, kernel_size: int) ->
     offsets = _offsets(kernel_size, adjoint=False)
     roots = [_root(shift_channels(size_x, offset, 1)) * _root(size_g) for offset in offsets]
     largest = [xp.max(root, axis=added, keepdims=True) for root in roots]
-    shares = [(root / _or_one(most)) ** 2 for root, most in zip(roots, largest, strict=True)]
+    relative_scales = [(root / _or_one(most)) ** 2 for root, most in zip(roots, largest, strict=True)]
     spectra = xp.zeros((), dtype=x.dtype, device=device_of(x))
     for first, last in cuts:
         low = max(0, first - kernel_size + 1)
         X = xp.conj(_spectrum(x[..., low:last], size_x[..., low:last], length, -3))
         G = _spectrum(g[..., first:last], size_g[..., first:last], length, -3)
         sums = []
-        for offset, share in zip(offsets, shares, strict=True):
+        for offset, scale in zip(offsets, relative_scales, strict=True):
             P = shift_channels(X, offset, 1)[..., first - low :] * G
-            P *= share[..., first:last]
+            P *= scale[..., first:last]
             sums.append(xp.sum(P, axis=added))
             del P
         spectra = spectra + xp.stack(sums, axis=-1)  # (N, h, m)
@@ -145,11 +147,16 @@ def _correlation(x: Array, g: Array, cuts: Cuts, lags: int, kernel_size: int) ->
 
     def noise() -> Array:
         norms_x, norms_g = _norms(x, size_x, -3), _norms(g, size_g, -3)
-        pairs = [shift_channels(norms_x, o, 1) * norms_g * share for o, share in zip(offsets, shares, strict=True)]
-        return _noise(x, n) * xp.stack([xp.sum(pair, axis=added)[0, :] for pair in pairs], axis=-1)[..., None]
+        pairs = [
+            shift_channels(norms_x, o, 1) * norms_g * scale for o, scale in zip(offsets, relative_scales, strict=True)
+        ]
+        return (
+            error_factor(n, dtype_name(x.dtype))
+            * xp.stack([xp.sum(pair, axis=added)[0, :] for pair in pairs], axis=-1)[..., None]
+        )
 
     gain = xp.stack([xp.reshape(most, (-1,)) for most in largest], axis=-1)[..., None]
-    return _regained(xp.permute_dims(c, (1, 2, 0)), gain, noise)
+    return _rescaled(xp.permute_dims(c, (1, 2, 0)), gain, noise)
 
 
 Cuts = list[tuple[int, int]]
@@ -175,7 +182,7 @@ def _joined(parts: list[Array], axis: int) -> Array:
     return parts[0] if len(parts) == 1 else namespace_of(*parts).concat(parts, axis=axis)
 
 
-def _regained(y: Array, gain: Array, noise: Callable[[], Array]) -> Array:
+def _rescaled(y: Array, gain: Array, noise: Callable[[], Array]) -> Array:
     """Return `y * gain * gain`, where noise below `noise()` in `y` must not make a representable result overflow."""
     xp = namespace_of(y)
     result = y * gain
@@ -258,6 +265,6 @@ def _turn(like: Array, count: int, length: int, axis: int) -> tuple[Array, Array
     return xp.cos(angle), xp.sin(angle)
 
 
-def _noise(x: Array, n: int) -> float:
-    """Return the error law's `c * eps * log2(n)`."""
-    return NOISE * float(namespace_of(x).finfo(x.dtype).eps) * math.log2(max(n, 2))
+def error_factor(n: int, dtype: str) -> float:
+    """Return the `c * eps * log2(n)` of the error law, for what is computed in a dtype of this name."""
+    return ERROR_CONSTANT * (2.0**-23 if dtype in ("float32", "complex64") else 2.0**-52) * math.log2(max(n, 2))

@@ -7,28 +7,39 @@ from typing import Any
 
 from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import device_of, shift_channels, values_known
+from ..errors import InputError
 
 __all__ = [
     "by_segments",
+    "check_ordered",
     "correlate_by_segments",
+    "decreasing_rows",
+    "nan_mask_of_lags",
+    "nan_mask_of_outputs",
+    "nan_mask_up_to",
     "numbered",
     "positions",
     "split_finite",
-    "spoiled_lags",
-    "spoiled_outputs",
-    "spoiled_up_to",
-    "unsorted",
 ]
 
 
 # Documents -----------------------------------------------------------------------------------------------------------
 
 
-def unsorted(segment_ids: Array) -> Array:
-    """Return, of shape `(...,)`, which rows of `segment_ids` decrease somewhere."""
+def decreasing_rows(segment_ids: Array) -> Array | None:
+    """Return, of shape `(...,)`, which rows of `segment_ids` decrease somewhere; None where none is known to."""
     xp = namespace_of(segment_ids)
     n = segment_ids.shape[-1]
-    return xp.any(segment_ids[..., min(n, 1) :] < segment_ids[..., : max(n - 1, 0)], axis=-1)
+    wrong = xp.any(segment_ids[..., min(n, 1) :] < segment_ids[..., : max(n - 1, 0)], axis=-1)
+    return wrong if not values_known(wrong) or bool(xp.any(wrong)) else None
+
+
+def check_ordered(segment_ids: Array) -> bool:
+    """Return whether `segment_ids` are known not to decrease; refuse those that are known to."""
+    wrong = decreasing_rows(segment_ids)
+    if wrong is not None and values_known(wrong):
+        raise InputError("segment_ids must not decrease along time: number documents in their order in the row")
+    return wrong is None
 
 
 def numbered(segment_ids: Array) -> Array:
@@ -152,13 +163,13 @@ def split_finite(a: Array) -> tuple[Array, Array | None]:
     return _masked(a, finite), ~finite
 
 
-def spoiled_outputs(
+def nan_mask_of_outputs(
     w: Array, x: Array, bad_w: Array | None, bad_x: Array | None, *, adjoint: bool, segment_ids: Array | None
 ) -> Array | None:
     """Return which outputs `(..., n, d)` the non-finite entries of `w` and `x` make NaN, or None for none.
 
-    An entry of `x` at time t spoils `[t, t + k)` of its channel and its kernel's neighbours (before t for the
-    adjoint), a lag j spoils its head's channels from j on (up to `n - 1 - j`); each within its document.
+    An entry of `x` at time t makes NaN of `[t, t + k)` of its channel and its kernel's neighbours (before t for the
+    adjoint), a lag j of its head's channels from j on (up to `n - 1 - j`); each within its document.
     """
     if bad_w is None and bad_x is None:
         return None
@@ -166,12 +177,12 @@ def spoiled_outputs(
     heads, kernel_size, lags = w.shape
     n, d = x.shape[-2:]
     reach = positions(x, segment_ids, from_end=adjoint)  # how far back (or ahead) its document goes
-    spoiled = xp.zeros(x.shape, dtype=xp.bool, device=device_of(x))
+    nan_mask = xp.zeros(x.shape, dtype=xp.bool, device=device_of(x))
     if bad_w is not None:
         lag = xp.arange(lags, dtype=xp.int32, device=device_of(x))
         never = xp.full_like(lag, n)
         first = xp.min(xp.where(bad_w, lag, never), axis=(-2, -1))
-        spoiled = spoiled | (reach >= xp.repeat(first, d // heads))
+        nan_mask = nan_mask | (reach >= xp.repeat(first, d // heads))
     if bad_x is not None:
         near = bad_x
         for offset in range(1, kernel_size):
@@ -182,11 +193,11 @@ def spoiled_outputs(
         age = times - _running_max(xp.where(near, times, xp.full_like(times, -1)))
         if adjoint:
             age = xp.flip(age, axis=-2)
-        spoiled = spoiled | (age <= xp.minimum(reach, xp.full_like(reach, lags - 1)))
-    return spoiled
+        nan_mask = nan_mask | (age <= xp.minimum(reach, xp.full_like(reach, lags - 1)))
+    return nan_mask
 
 
-def spoiled_lags(
+def nan_mask_of_lags(
     x: Array,
     g: Array,
     bad_x: Array | None,
@@ -199,8 +210,8 @@ def spoiled_lags(
 ) -> Array | None:
     """Return which lags `(h, m, lags)` of a correlation the non-finite entries of `x` and `g` make NaN, or None.
 
-    An entry of `x` spoils the lags up to its distance from its document's end, one of `g` those up to its distance
-    from the document's start, for its head and the kernel offsets at which the two channels meet.
+    An entry of `x` makes NaN of the lags up to its distance from its document's end, one of `g` of those up to its
+    distance from the document's start, for its head and the kernel offsets at which the two channels meet.
     """
     if bad_x is None and bad_g is None:
         return None
@@ -215,10 +226,10 @@ def spoiled_lags(
 
     from_x = farthest(bad_x, positions(x, segment_ids, from_end=True))
     from_g = farthest(bad_g, positions(g, segment_ids))
-    return spoiled_up_to(from_x, from_g, lags=lags, kernel_size=kernel_size)
+    return nan_mask_up_to(from_x, from_g, lags=lags, kernel_size=kernel_size)
 
 
-def spoiled_up_to(from_x: Array, from_g: Array, *, lags: int, kernel_size: int) -> Array:
+def nan_mask_up_to(from_x: Array, from_g: Array, *, lags: int, kernel_size: int) -> Array:
     """Return which lags `(h, m, lags)` are NaN, by each channel's longest reach, `(h, d / h)`, negative for none."""
     xp = namespace_of(from_x, from_g)
     # Kernel entry i pairs channel c of g with channel c - (m - 1) + i of x.

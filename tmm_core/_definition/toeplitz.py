@@ -11,9 +11,9 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import computed_in, device_of, nan_where, values_known
+from .._arrays.properties import computed_in, device_of, nan_where
 from . import direct, fourier
-from .masks import by_segments, correlate_by_segments, split_finite, spoiled_lags, spoiled_outputs, unsorted
+from .masks import by_segments, correlate_by_segments, nan_mask_of_lags, nan_mask_of_outputs, split_finite
 
 __all__ = ["Method", "causal_toeplitz_correlate", "causal_toeplitz_matmul", "quiet"]
 
@@ -38,12 +38,10 @@ def causal_toeplitz_matmul(w: Array, x: Array, /, *, adjoint: bool, method: Meth
         return algorithm.product(w, x, adjoint=adjoint)
 
     with quiet():
-        if segment_ids is None:
-            y = product(w, x)
-        else:
-            y = by_segments(product, w, x, segment_ids, adjoint=adjoint)
-            y = nan_where(None if values_known(y) else unsorted(segment_ids)[..., None, None], y)
-        y = nan_where(spoiled_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids), y)
+        y = product(w, x) if segment_ids is None else by_segments(product, w, x, segment_ids, adjoint=adjoint)
+        if not (bad_w is None and bad_x is None):
+            nan_mask = nan_mask_of_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
+            y = nan_where(nan_mask, y)
         return xp.astype(y, dtype, copy=False)
 
 
@@ -68,11 +66,10 @@ def causal_toeplitz_correlate(
             c = correlate(x, g, used)
         else:
             c = correlate_by_segments(correlate, x, g, segment_ids, lags=used)
-            c = nan_where(None if values_known(c) else xp.any(unsorted(segment_ids)), c)
-        spoiled = spoiled_lags(
+        nan_mask = nan_mask_of_lags(
             x, g, bad_x, bad_g, lags=used, heads=heads, kernel_size=kernel_size, segment_ids=segment_ids
         )
-        c = xp.astype(nan_where(spoiled, c), dtype, copy=False)
+        c = xp.astype(nan_where(nan_mask, c), dtype, copy=False)
     if used < lags:
         c = xp.concat([c, xp.zeros((heads, kernel_size, lags - used), dtype=dtype, device=device_of(c))], axis=-1)
     return c

@@ -4,45 +4,66 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import Any
 
 import array_api_compat as compat
 
 from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import device_of, result_dtype_name, values_known
-from .._definition.masks import unsorted
+from .._arrays.properties import device_of, values_known
+from .._definition.masks import check_ordered
 from ..errors import InputError, InputTypeError
 
-__all__ = ["check_count", "check_filter", "check_heads", "check_method", "check_segments", "check_signal", "together"]
+__all__ = [
+    "check_arrays",
+    "check_count",
+    "check_filter",
+    "check_heads",
+    "check_method",
+    "check_segments",
+    "check_signal",
+]
 
-
-_OPTIONAL = ("bias", "row", "segment_ids")
+_OPTIONAL = ("bias", "row", "segment_ids", "positions")
 """Arguments of the public functions that may be None."""
 
 
-def together(**arrays: Array | None) -> tuple[Any, list[Any]]:
+def check_arrays(**arrays: Array | None) -> tuple[Any, list[Any]]:
     """Return the namespace of the arrays and the arrays, which must be of one library and on one device.
 
     NumPy arrays join Dask's: their blocks are NumPy's.
     """
+    given: list[Any] = []
+    lazy = None
     for name, array in arrays.items():
-        if array is None and name not in _OPTIONAL:
-            raise InputTypeError(f"{name} must be an array, and is None")
-    arrays = {name: None if array is None else _plain(name, array) for name, array in arrays.items()}
-    if any(compat.is_dask_array(array) for array in arrays.values()):
-        dask = next(namespace_of(array) for array in arrays.values() if compat.is_dask_array(array))
-        arrays = {name: dask.asarray(a) if compat.is_numpy_array(a) else a for name, a in arrays.items()}
-    xp = namespace_of(*arrays.values())
+        if array is None:
+            if name not in _OPTIONAL:
+                raise InputTypeError(f"{name} must be an array, and is None")
+        else:
+            array = _plain(name, array)
+            lazy = array if compat.is_dask_array(array) else lazy
+        given.append(array)
+    if lazy is not None:
+        asarray = namespace_of(lazy).asarray
+        given = [asarray(array) if compat.is_numpy_array(array) else array for array in given]
+    xp = namespace_of(*given)
+    # NumPy and Dask have one device; JAX places arrays over several and refuses by itself those that do not fit.
+    if not (compat.is_numpy_namespace(xp) or compat.is_jax_namespace(xp) or lazy is not None):
+        _check_devices(dict(zip(arrays, given, strict=True)))
+    return xp, given
+
+
+def _check_devices(arrays: dict[str, Array | None]) -> None:
     devices = {name: str(device_of(array)) for name, array in arrays.items() if array is not None}
-    # JAX places arrays over several devices and refuses by itself those that do not fit.
-    if not compat.is_jax_namespace(xp) and len(set(devices.values())) > 1:
+    if len(set(devices.values())) > 1:
         places = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise InputError(f"expected arrays on one device, got {places}: move them to one")
-    return xp, list(arrays.values())
 
 
 def _plain(name: str, array: Array) -> Array:
     """Return `array` as one whose entries all count, each in its place; refuse what cannot be made so unseen."""
+    if type(array) is sys.modules["numpy"].ndarray if "numpy" in sys.modules else False:
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     block = getattr(array, "_meta", array)  # what Dask's blocks are
     if any(base.__name__ == "MaskedArray" for base in type(block).__mro__):
         raise InputTypeError(
@@ -59,16 +80,14 @@ def _plain(name: str, array: Array) -> Array:
 
 
 def check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
-    """Refuse what is no floating filter of one of these numbers of axes."""
-    result_dtype_name(w)
+    """Refuse what is no filter of one of these numbers of axes."""
     if w.ndim not in ndims or 0 in w.shape:
         shapes = " or ".join({1: "(k,)", 2: "(h, k)", 3: "(h, m, k)"}[ndim] for ndim in ndims)
         raise InputError(f"{name} must be {shapes} with at least one of each, and is {tuple(w.shape)}")
 
 
 def check_signal(name: str, x: Array, *, vector: bool) -> None:
-    """Refuse what is no floating signal; one without channels only where `vector`."""
-    result_dtype_name(x)
+    """Refuse what is no signal; one without channels only where `vector`."""
     if x.ndim < 2 and not (vector and x.ndim == 1):
         also = " or (n,)" if vector else "; (n,) goes with a one-dimensional filter"
         raise InputError(f"{name} must be (..., n, d){also}, and is {tuple(x.shape)}")
@@ -97,10 +116,8 @@ def check_count(name: str, value: int, least: int) -> int:
     return operator.index(value) if hasattr(value, "shape") else value  # symbolic integers of a compiler stay
 
 
-def check_segments(xp: Any, segment_ids: Array | None, x: Array) -> Array | None:
-    """Return `segment_ids` for each position of `x`, checked."""
-    if segment_ids is None:
-        return None
+def check_segments(xp: Any, segment_ids: Array, x: Array, *, ordered: bool = False) -> tuple[Array, bool]:
+    """Return `segment_ids` for each position of `x`, and whether they are known not to decrease."""
     if not xp.isdtype(segment_ids.dtype, "integral"):
         raise InputTypeError(f"segment_ids must be integers, not {segment_ids.dtype}: they number documents")
     if compat.is_torch_array(segment_ids):
@@ -111,6 +128,4 @@ def check_segments(xp: Any, segment_ids: Array | None, x: Array) -> Array | None
         raise InputError(
             f"segment_ids must broadcast to {tuple(x.shape[:-1])}, one a position, and are {tuple(segment_ids.shape)}"
         ) from error
-    if values_known(ids) and bool(xp.any(unsorted(ids))):
-        raise InputError("segment_ids must not decrease along time: number documents in their order in the row")
-    return ids
+    return ids, check_ordered(ids) if not ordered else values_known(ids)

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat as compat
 
 from .._arrays.exchange import Array, dtype_name
-from .._arrays.properties import values_known
-from .._dispatch.checks import check_count, check_filter, together
+from .._arrays.properties import result_dtype_name, values_known
+from .._dispatch.checks import check_arrays, check_count, check_filter
 from ..errors import InputError, InputTypeError
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _on_host(w: Array) -> Numbers:
     """Return finite filters of any library as float64 or complex128 in NumPy."""
     import numpy as np
 
-    xp, (w,) = together(w=w)
+    xp, (w,) = check_arrays(w=w)
     if compat.is_torch_array(w):
         w = w.detach().cpu().resolve_conj().resolve_neg()
     if compat.is_cupy_array(w):
@@ -191,6 +191,7 @@ def _on_host(w: Array) -> Numbers:
         if np.any(host > 2**53) or np.any(host < -(2**53)):
             raise InputError("w must hold numbers that float64 does, and has integers beyond 2^53: convert it first")
         host = host.astype(np.float64)
+    result_dtype_name(host)
     check_filter("w", host, (1, 2, 3))
     if not np.all(np.isfinite(host)):
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])

@@ -11,8 +11,8 @@ import array_api_compat as compat
 from .._arrays.exchange import Array, is_traced, namespace_of
 from .._arrays.properties import as_integers, device_of, is_real, result_dtype_name, values_within_reach
 from .._definition.streaming import StreamState, other_plan
-from .._dispatch import registry
-from .._dispatch.checks import check_count, check_filter, check_heads, together
+from .._dispatch import choice
+from .._dispatch.checks import check_arrays, check_count, check_filter, check_heads
 from ..errors import InputError, InputTypeError
 from ..mixing import check_bias_heads, lags_of, running_sums
 from ._plans import StreamPlan
@@ -95,7 +95,7 @@ def stream_plan(
     capacity = check_count("capacity", capacity, 1)
     if leaf is not None and check_count("leaf", leaf, 1).bit_count() != 1:
         raise InputError(f"leaf must be a power of two, not {leaf}")
-    xp, (w, bias) = together(w=w, bias=bias)
+    xp, (w, bias) = check_arrays(w=w, bias=bias)
     result_dtype_name(*(a for a in (w, bias) if a is not None))
     check_filter("w", w, (1, 2, 3))
     heads, dtype = int(w.shape[0]) if w.ndim > 1 else 1, w.dtype
@@ -106,7 +106,7 @@ def stream_plan(
     sums = _table(xp, running_sums(xp, w, heads, capacity)) if mean else None
     lags = xp.reshape(w, (heads, w.shape[1] if w.ndim == 3 else 1, w.shape[-1]))
     lags = xp.asarray(lags[..., : min(capacity, w.shape[-1])], copy=True)
-    backend = registry.chosen_backend(backend)
+    backend = choice.chosen_backend(backend)
     return StreamPlan(lags, sums, bias, dtype=dtype, capacity=capacity, backend=backend, leaf=leaf)
 
 
@@ -228,7 +228,7 @@ def stream_prefill(
 def _check_padding(state: StreamState, x: Array, padding: Array) -> Array:
     """Return the padding as (b,) integers."""
     n = x.shape[-2]
-    xp, (padding, _) = together(padding=padding, x=x)
+    xp, (padding, _) = check_arrays(padding=padding, x=x)
     if not xp.isdtype(padding.dtype, "integral"):
         raise InputTypeError(f"padding must be integers, tokens before each row's first one, not {padding.dtype}")
     if tuple(padding.shape) != state.shape[:-1]:
@@ -334,7 +334,7 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     >>> stream_reorder(state, np.asarray([1, 1, 0])).shape
     (3, 4)
     """
-    xp, (indices, _) = together(indices=indices, **{"the plan's w": state.plan.lags})
+    xp, (indices, _) = check_arrays(indices=indices, **{"the plan's w": state.plan.lags})
     if not xp.isdtype(indices.dtype, "integral"):
         raise InputTypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
     indices, count = as_integers(indices), state.rows[0]

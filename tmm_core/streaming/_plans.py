@@ -19,8 +19,8 @@ from .._definition.streaming import (
     least_of,
     no_room,
 )
-from .._dispatch import registry
-from .._dispatch.checks import together
+from .._dispatch import choice
+from .._dispatch.checks import check_arrays
 from ..backend import Request, StreamBridge, StreamRecorder
 from ..errors import InputError, InputTypeError
 from ..toeplitz import causal_toeplitz_matmul
@@ -95,8 +95,8 @@ class StreamPlan:
         sums, bias = (None if a is None else xp.astype(a, sample.dtype) for a in self._tables)
         layer = StreamLayer(lags, sums, bias, _Product(self.backend), self.capacity, self._leaf)
         request = Request(dtype_name(sample.dtype), device_kind(sample))
-        engine = registry.choose_streamer(self.backend, library, request)
-        bridge = registry.bridge_of(library)
+        engine = choice.choose_streamer(self.backend, library, request)
+        bridge = choice.bridge_of(library)
         if isinstance(bridge, StreamBridge):
             return bridge.stream(engine, layer)
         if engine.owns(sample):
@@ -134,7 +134,7 @@ class Stepper:
         self.half = self.computed != dtype
         # The class of tokens that need no check; JAX's may be traced.
         self.kind = None if compat.is_jax_array(self.lags) else type(self.lags)
-        bridge = registry.bridge_of(library_of(self.lags))
+        bridge = choice.bridge_of(library_of(self.lags))
         self.recorder = bridge if isinstance(bridge, StreamRecorder) else None
         self.advance = self.stream.step
 
@@ -207,7 +207,7 @@ class Stepper:
 
     def received(self, x: Array, shape: tuple[int, ...]) -> Array:
         """Return an input checked for its library, dtype and shape."""
-        _, (x, _) = together(x=x, **{"the plan's w": self.lags})
+        _, (x, _) = check_arrays(x=x, **{"the plan's w": self.lags})
         if x.dtype != self.dtype:
             raise InputTypeError(
                 f"expected x of the dtype {dtype_name(self.dtype)} that the stream was made for, "

@@ -1,4 +1,4 @@
-"""What the laws of `testing.py` compare with: the definitions written out densely in NumPy, and the error law."""
+"""What the laws compare with: the definitions written out densely in NumPy, and the error law."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ..backend import ERROR_CONSTANT
 
 __all__ = [
     "EPS",
@@ -22,14 +24,11 @@ __all__ = [
     "error_bound",
     "error_factor",
     "lag_matrix",
+    "nan_outputs",
     "normal",
-    "spoiled_outputs",
 ]
 
 Numbers = npt.NDArray[Any]
-
-ERROR_CONSTANT = 2.0
-"""The c of the error law `|error| <= c * eps * log2(n) * ||w||_2 * ||x||_2`."""
 
 EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 EPS |= {"complex64": EPS["float32"], "complex128": EPS["float64"]}
@@ -131,18 +130,18 @@ def check_equal(found: Numbers, expected: Numbers, what: str) -> None:
         raise AssertionError(f"{what}: expected bit-identical values, {np.sum(found != expected)} differ")
 
 
-def spoiled_outputs(bad_w: Numbers, bad_x: Numbers, adjoint: bool, ids: Numbers | None) -> npt.NDArray[np.bool_]:
+def nan_outputs(bad_w: Numbers, bad_x: Numbers, adjoint: bool, ids: Numbers | None) -> npt.NDArray[np.bool_]:
     """Return, entry by entry, where the law wants NaN."""
     heads = bad_w.shape[0]
     n, d = bad_x.shape[-2:]
     ids = np.zeros(n) if ids is None else ids
-    spoiled = np.zeros(bad_x.shape, bool)
+    nans = np.zeros(bad_x.shape, bool)
     reach = dense_product(np.ones(bad_w.shape), bad_x, adjoint=adjoint, ids=ids) > 0.5
-    spoiled |= reach
+    nans |= reach
     for t in range(n):
         same = np.flatnonzero(ids == ids[t])
         position = same[-1] - t if adjoint else t - same[0]
         for head in range(heads):
             if bad_w[head, :, : position + 1].any():
-                spoiled[..., t, head * d // heads : (head + 1) * d // heads] = True
-    return spoiled
+                nans[..., t, head * d // heads : (head + 1) * d // heads] = True
+    return nans

@@ -37,8 +37,8 @@ from .oracles import (
     error_bound,
     error_factor,
     lag_matrix,
+    nan_outputs,
     normal,
-    spoiled_outputs,
 )
 from .streaming import STREAMING_ERROR_CONSTANT, STREAMING_LAWS
 
@@ -241,16 +241,16 @@ def check_non_finite(library: Library, backend: str) -> None:
             extra = (library.asarray(ids, "int32"),) if segments else ()
             arrays = library.asarray(w, "float32"), library.asarray(x, "float32")
             y = library.to_numpy(_matmul(library, backend, adjoint)(*arrays, *extra))
-            spoiled = spoiled_outputs(bad_w, bad_x, adjoint, ids[0] if segments else None)
+            nans = nan_outputs(bad_w, bad_x, adjoint, ids[0] if segments else None)
             expected = np.where(
-                spoiled,
+                nans,
                 math.nan,
                 dense_product(clean_w, clean_x, adjoint=adjoint, ids=None if rows is None else rows[0]),
             )
             what = f"non-finite w{at_w} x{at_x}, {adjoint=} {segments=}"
-            check_equal(np.isnan(y), spoiled, what)
+            check_equal(np.isnan(y), nans, what)
             bound = np.broadcast_to(4 * error_bound(clean_w, clean_x, "float32"), y.shape)
-            check_close(y[~spoiled], expected[~spoiled], bound[~spoiled], what)
+            check_close(y[~nans], expected[~nans], bound[~nans], what)
 
 
 def check_non_finite_correlation(library: Library, backend: str) -> None:
@@ -267,15 +267,15 @@ def check_non_finite_correlation(library: Library, backend: str) -> None:
         ones = np.ones(x.shape)
         pair = (marks, ones) if name == "x" else (ones, marks)
         rows = ids if segments else None
-        spoiled = dense_correlation(*pair, n, 2, 3, rows) > 0.5
+        nans = dense_correlation(*pair, n, 2, 3, rows) > 0.5
         expected = dense_correlation(clean_x, clean_g, n, 2, 3, rows)
         extra = (library.asarray(np.tile(ids, (2, 1)), "int32"),) if segments else ()
         c = library.to_numpy(
             _correlate(library, backend, n, 2, 3)(library.asarray(x, "float32"), library.asarray(g, "float32"), *extra)
         )
-        check_equal(np.isnan(c), spoiled, f"non-finite {name}{at}, {segments=}")
+        check_equal(np.isnan(c), nans, f"non-finite {name}{at}, {segments=}")
         bound = error_factor(n, "float32") * 16 * np.max(channel_norms(clean_x)) * np.max(channel_norms(clean_g))
-        check_close(c[~spoiled], expected[~spoiled], bound, f"correlation beside a non-finite {name}")
+        check_close(c[~nans], expected[~nans], bound, f"correlation beside a non-finite {name}")
 
 
 def check_range(library: Library, backend: str) -> None:

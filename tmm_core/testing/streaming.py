@@ -22,8 +22,8 @@ from .oracles import (
     check_equal,
     dense_product,
     error_bound,
+    nan_outputs,
     normal,
-    spoiled_outputs,
 )
 
 __all__ = ["STREAMING_ERROR_CONSTANT", "STREAMING_LAWS"]
@@ -282,15 +282,15 @@ def check_stream_non_finite(library: Library, backend: str) -> None:
             w[at_w], clean.w[at_w], bad_w[at_w] = -math.inf, 0, 1
         if at_x is not None:
             x[at_x], clean.x[at_x], bad_x[at_x] = math.inf, 0, 1
-        spoiled = spoiled_outputs(bad_w, bad_x, False, None)
+        nans = nan_outputs(bad_w, bad_x, False, None)
         expected, bound = clean.expected()
         layer = Layer(w, x)
         plan, array = layer.plan(library, backend), layer.arrays(library)[1]
         for chunks in (split(n, 0), split(n, 4), [*[0] * 13, 5, *[0] * 4]):
             y, _ = stream(library, plan, layer.begin(plan, library), array, chunks)
             what = f"non-finite w{at_w} x{at_x}, chunks of {chunks}"
-            check_equal(np.isnan(y), spoiled, what)
-            check_close(y[~spoiled], expected[~spoiled], bound[~spoiled], what)
+            check_equal(np.isnan(y), nans, what)
+            check_close(y[~nans], expected[~nans], bound[~nans], what)
     # A lag that is not finite counts from the document, not from its padding.
     w[0, 0, 3] = math.nan
     layer = Layer(w, np.nan_to_num(x, posinf=0))

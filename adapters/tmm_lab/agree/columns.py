@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from tmm_core import get_backend
-from tmm_core._dispatch.registry import registered_backends
+from tmm_core import get_backend, registered_backends
 from tmm_core.errors import NotFoundError
 
 from .sides import ArraySide, Side, TorchSide
@@ -101,7 +100,7 @@ def _missing(column: Column) -> str | None:
             backend = get_backend(name)
         except LookupError as error:
             return str(error)
-        if not backend.devices:
+        if not backend.engine.devices:
             return backend.serves
     needed, extra = _MODELS.get(column.library, ("numpy", ""))
     return None if find_spec(needed) else f"the model needs {needed}: pip install 'tmm-core[{extra}]'"

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from tmm_core import get_backend, use_backend
-from tmm_core._arrays.exchange import device_kind
-from tmm_core.backend import Operation, Request
+from tmm_core.backend import Request, device_kind
 
 from .columns import Column
 from .inputs import PRODUCTS, STREAM, TRAINING, models
@@ -36,22 +35,16 @@ class Topic:
 
     run: Callable[[Side, Any, str], dict[str, Numbers]]
     cases: Callable[[], Mapping[str, Any]]
-    asks: tuple[Operation, ...] = ("matmul",)
-    """What the engine must be able to do."""
 
 
 TOPICS = {
     "product": Topic(lambda side, case, dtype: side.product(case, dtype), lambda: PRODUCTS),
     "adjoint": Topic(lambda side, case, dtype: side.product(case, dtype, adjoint=True), lambda: PRODUCTS),
-    "correlate": Topic(lambda side, case, dtype: side.correlate(case, dtype), lambda: PRODUCTS, ("correlate",)),
-    "differentiate": Topic(
-        lambda side, case, dtype: side.gradients(case, dtype), lambda: PRODUCTS, ("matmul", "correlate")
-    ),
+    "correlate": Topic(lambda side, case, dtype: side.correlate(case, dtype), lambda: PRODUCTS),
+    "differentiate": Topic(lambda side, case, dtype: side.gradients(case, dtype), lambda: PRODUCTS),
     "stream": Topic(lambda side, case, dtype: side.stream(case, dtype), lambda: STREAM),
-    "model": Topic(lambda side, case, dtype: side.model(case, dtype), models, ("matmul", "correlate")),
-    "train": Topic(
-        lambda side, case, dtype: side.train(case, dtype), lambda: {"loss": TRAINING}, ("matmul", "correlate")
-    ),
+    "model": Topic(lambda side, case, dtype: side.model(case, dtype), models),
+    "train": Topic(lambda side, case, dtype: side.train(case, dtype), lambda: {"loss": TRAINING}),
 }
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import tmm_core
 from tmm_core import lm, streaming
-from tmm_core._arrays.exchange import Array
+from tmm_core.backend import Array
 from tmm_core.errors import UnsupportedError
 
 from .by_hand import loss_curve

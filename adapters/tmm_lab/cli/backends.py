@@ -1,4 +1,4 @@
-"""`tmm backends`: every registered backend, and what it can do here, or why it cannot run."""
+"""`tmm backends`: every registered backend, what it can do here, and how to make the others run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import textwrap
 
 from tmm_core import get_backend, registered_backends
+from tmm_core.backend import Request
 
 __all__ = ["add_parser"]
 
@@ -15,9 +16,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "backends",
-        help="list the backends, and what those that cannot run here need",
-        description="List every registered backend with its version, its devices and the arrays that it serves, or "
-        "the reason why it cannot run here.",
+        help="list the engines that can compute here, and what the others need",
+        description="List every registered backend: version, devices, what it serves; for one that cannot run, why.",
     )
     parser.set_defaults(run=run)
 
@@ -27,12 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [("backend", "version", "devices", "serves"), *map(_row, registered_backends())]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     indent = " " * (sum(widths) + 2 * len(widths))
-    columns = shutil.get_terminal_size().columns
     for row in rows:
         start = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + "  "
-        print(textwrap.fill(row[3], max(columns, len(indent) + 40), initial_indent=start, subsequent_indent=indent))
-    note = "Choose one by backend=…, tmm_core.use_backend(…) or TMM_BACKEND; 'auto' is the fastest for the arrays."
-    print("\n" + textwrap.fill(note, columns, break_long_words=False))
+        width = max(shutil.get_terminal_size().columns, len(indent) + 40)
+        print(textwrap.fill(row[3], width, initial_indent=start, subsequent_indent=indent))
+    print("\nChoose one by backend=…, tmm_core.use_backend(…) or TMM_BACKEND; 'auto' takes the fastest that fits.")
     return 0
 
 
@@ -41,4 +40,6 @@ def _row(name: str) -> tuple[str, str, str, str]:
         backend = get_backend(name)
     except LookupError as error:
         return name, "-", "none", str(error)
-    return name, backend.version, ", ".join(backend.devices) or "none", backend.serves
+    devices = backend.engine.devices
+    serves = backend.serves if devices else backend.engine.unsupported(Request("float32", "cpu"))
+    return name, backend.version, ", ".join(devices) or "none", serves or backend.serves

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 
-from tmm_core._dispatch.registry import choose_engine
+from tmm_core import choose_engine
 from tmm_core.backend import Request
 
 __all__ = ["engine_name", "peak_memory"]

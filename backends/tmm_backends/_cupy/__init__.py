@@ -1,21 +1,21 @@
 """CuPy: an engine on cuFFT for arrays on NVIDIA GPUs."""
 
-import cupy
-
-from tmm_core.backend import Backend
-
-from .engine import CupyEngine
-from .gpu import Gpu, missing
+from tmm_core.backend import Backend, Engine
 
 __all__ = ["backend"]
 
-_reason = missing()
+
+def _engine() -> Engine:
+    from .engine import CupyEngine
+    from .gpu import Gpu
+
+    return CupyEngine(Gpu())
+
 
 backend = Backend(
     name="cupy",
-    version=cupy.__version__,
-    devices=() if _reason else ("cuda",),
-    serves=_reason or "CuPy arrays of every floating and complex dtype, on one GPU",
-    engine=CupyEngine(Gpu()),
+    requires=("cupy",),
+    serves="CuPy arrays of every floating and complex dtype, on one GPU",
+    load_engine=_engine,
+    ranks={"cupy": 10, "dask": 10},
 )
-"""The backend as the registry knows it."""

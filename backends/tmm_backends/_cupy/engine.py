@@ -9,15 +9,28 @@ from typing import Any
 
 import cupy
 
-from tmm_core._arrays import exchange
-from tmm_core._arrays.exchange import Array
-from tmm_core._arrays.properties import is_real, result_dtype
-from tmm_core._definition import masks, toeplitz
-from tmm_core._definition.fourier import NOISE, fast_length
-from tmm_core.backend import LayerStream, Method, Request, StreamLayer
+from tmm_core.backend import (
+    Array,
+    LayerStream,
+    Method,
+    Request,
+    StreamLayer,
+    by_segments,
+    correlate_by_segments,
+    definition_correlate,
+    definition_matmul,
+    error_factor,
+    fast_length,
+    is_real,
+    nan_mask_of_lags,
+    nan_mask_up_to,
+    positions,
+    result_dtype,
+    share,
+)
 
 from . import gpu
-from .operations import FAR, ZERO, Operations, Survey
+from .operations import ZERO, Operations, Survey
 from .pieces import Window, pieces, row_groups
 
 __all__ = ["CupyEngine"]
@@ -32,6 +45,11 @@ class CupyEngine:
 
     name = "cupy"
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Kinds of device that CuPy finds here."""
+        return () if gpu.missing() else ("cuda",)
+
     def __init__(self, operations: Operations) -> None:
         """Compute by the operations of a device."""
         self._operations = operations
@@ -42,11 +60,11 @@ class CupyEngine:
 
     def receive(self, array: Any) -> Array:
         """Return `array` as one of CuPy's, on the same memory."""
-        return exchange.share(array, cupy)
+        return share(array, cupy)
 
-    def beside(self, array: Any) -> AbstractContextManager[Any]:
+    def on_stream_of(self, array: Any) -> AbstractContextManager[Any]:
         """Return a block in which work is queued on the device of `array`, and on its library's stream."""
-        return gpu.queue_of(array)
+        return gpu.on_stream_of(array)
 
     def unsupported(self, request: Request) -> str | None:
         """Return why a device or a dtype is not served."""
@@ -75,7 +93,7 @@ class CupyEngine:
             return xp.zeros(x.shape, dtype)
         if method == "direct":
             options: dict[str, Any] = {"adjoint": adjoint, "method": "direct", "segment_ids": segment_ids}
-            return toeplitz.causal_toeplitz_matmul(_doubled(w), _doubled(x), **options).astype(dtype)
+            return definition_matmul(_doubled(w), _doubled(x), **options).astype(dtype)
         w, out = w[..., : x.shape[-2]], xp.empty(x.shape, dtype)
         heads, kernel_size, lags = w.shape
         signals, results = _time_first(x, heads), _time_first(out, heads)
@@ -106,7 +124,7 @@ class CupyEngine:
         shape = {"heads": heads, "kernel_size": kernel_size}
         if method == "direct":
             options: dict[str, Any] = {"lags": lags, "method": "direct", "segment_ids": segment_ids, **shape}
-            return toeplitz.causal_toeplitz_correlate(_doubled(x), _doubled(g), **options).astype(dtype)
+            return definition_correlate(_doubled(x), _doubled(g), **options).astype(dtype)
         result = xp.zeros((heads, kernel_size, lags), dtype)
         if 0 in x.shape:
             return result
@@ -116,13 +134,12 @@ class CupyEngine:
             surveys = self._surveyed(sources, computed, last=False), self._surveyed(targets, computed, last=True)
             c = self._correlation(sources, targets, *surveys, computed, kernel_size, used)
             ends = x.shape[-2] - 1 - surveys[0].nearest, surveys[1].nearest
-            spoiled = masks.spoiled_up_to(*(end.max(0) for end in ends), lags=used, kernel_size=kernel_size)
+            nan_mask = nan_mask_up_to(*(end.max(0) for end in ends), lags=used, kernel_size=kernel_size)
         else:
             c = self._correlation_by_segments(x, g, computed, segment_ids, lags=used, **shape)
             bad = (~xp.isfinite(a.astype(computed, copy=False)) for a in (x, g))
-            spoiled = masks.spoiled_lags(x, g, *bad, lags=used, segment_ids=segment_ids, **shape)
-            spoiled |= masks.unsorted(segment_ids).any()
-        result[..., :used] = xp.where(spoiled, xp.full((), math.nan, computed), c)
+            nan_mask = nan_mask_of_lags(x, g, *bad, lags=used, segment_ids=segment_ids, **shape)
+        result[..., :used] = xp.where(nan_mask, xp.full((), math.nan, computed), c)
         return result
 
     def _surveyed(self, signals: Array, computed: Any, *, last: bool) -> Survey:
@@ -170,7 +187,7 @@ class CupyEngine:
                     read_norms = xp.stack(window.rows(survey.norms[read], 0), -1)
                     norm_products = (xp.ldexp(read_norms, relative_scales) * norms[:, :, None]).sum(-1)
                 do.transform(X, inverse=True)
-                do.store(X, out[:, *piece], sizes, norm_products * _rounding(computed, n), modulate=modulate)
+                do.store(X, out[:, *piece], sizes, norm_products * error_factor(n, computed.name), modulate=modulate)
 
     def _correlation(
         self, x: Array, g: Array, seen_x: Survey, seen_g: Survey, computed: Any, kernel_size: int, lags: int
@@ -185,7 +202,7 @@ class CupyEngine:
         largest = sizes.max((0, 2))  # (heads, kernel)
         relative_scales = sizes - largest[:, None]
         norm_products = xp.stack(whole.rows(seen_x.norms, 0), -1) * seen_g.norms[..., None]
-        noise = xp.ldexp(norm_products, relative_scales).sum((0, 2)) * _rounding(computed, n)
+        noise = xp.ldexp(norm_products, relative_scales).sum((0, 2)) * error_factor(n, computed.name)
         out = xp.empty((heads, kernel_size, lags), computed)
         for some, group in pieces(length, rows, heads, width, kernel_size):
             total = xp.zeros((length, 1, some.stop - some.start, kernel_size), buffer)
@@ -219,7 +236,7 @@ class CupyEngine:
 
         for ids, some, target in row_groups(segment_ids, x, out):
             wide = some.astype(computed, copy=False)
-            target[...] = masks.by_segments(product, w, wide, ids, adjoint=adjoint)
+            target[...] = by_segments(product, w, wide, ids, adjoint=adjoint)
 
     def _correlation_by_segments(
         self, x: Array, g: Array, computed: Any, segment_ids: Array, *, lags: int, heads: int, kernel_size: int
@@ -234,13 +251,12 @@ class CupyEngine:
         total = self._operations.xp.zeros((heads, kernel_size, lags), computed)
         for ids, *pair in row_groups(segment_ids, x, g):
             x, g = (a.astype(computed, copy=False) for a in pair)
-            total += masks.correlate_by_segments(correlate, x, g, ids, lags=lags)
+            total += correlate_by_segments(correlate, x, g, ids, lags=lags)
         return total
 
     def _reach(self, x: Array, segment_ids: Array, adjoint: bool) -> Array:
-        """Return how far back (or ahead) each time reads, `(rows, n)`: `FAR`, to NaN, in rows out of order."""
-        xp, reach = self._operations.xp, masks.positions(x, segment_ids, from_end=adjoint)[..., 0]
-        reach = xp.where(masks.unsorted(segment_ids)[..., None], xp.full_like(reach, FAR), reach)
+        """Return how far back (or ahead) each time reads, `(rows, n)`."""
+        xp, reach = self._operations.xp, positions(x, segment_ids, from_end=adjoint)[..., 0]
         return xp.ascontiguousarray(reach.reshape(-1, reach.shape[-1]))
 
     def _dtypes(self, *arrays: Array) -> tuple[Any, Any]:
@@ -271,9 +287,3 @@ def _time_first(a: Array, heads: int) -> Array:
 
 def _doubled(a: Array) -> Array:
     return a.astype("float64" if is_real(a) else "complex128")
-
-
-def _rounding(computed: Any, n: int) -> float:
-    """Return `c * eps * log2(n)` of the error law."""
-    eps = 2.0**-23 if computed.name in ("float32", "complex64") else 2.0**-52
-    return NOISE * eps * math.log2(max(n, 2))

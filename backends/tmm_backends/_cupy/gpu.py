@@ -14,14 +14,13 @@ from typing import Any
 
 import cupy
 
-from tmm_core._arrays import exchange
-from tmm_core._arrays.exchange import Array
+from tmm_core.backend import Array, cuda_stream_of
 
 from . import sources
 from .operations import BLOCK, Survey
 from .plans import CufftPlan, PlanKey, Plans
 
-__all__ = ["Gpu", "missing", "queue_of"]
+__all__ = ["Gpu", "missing", "on_stream_of"]
 
 SHARE_OF_MEMORY = 8
 """Plans may hold one eighth of a device's memory."""
@@ -47,12 +46,12 @@ def missing() -> str | None:
 
 
 @contextmanager
-def queue_of(array: Array) -> Iterator[None]:
+def on_stream_of(array: Array) -> Iterator[None]:
     """Queue work on the device of `array`, of any library, and on its library's stream where that is known.
 
     On one stream, memory that one library frees is not reused before the other has read it.
     """
-    stream = None if isinstance(array, cupy.ndarray) else exchange.cuda_queue_of(array)
+    stream = None if isinstance(array, cupy.ndarray) else cuda_stream_of(array)
     with cupy.cuda.Device(array.__dlpack_device__()[1]):
         if stream is None:
             yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tmm_core._arrays.exchange import Array
+from tmm_core.backend import Array
 
 __all__ = ["BLOCK", "FAR", "NEVER", "ZERO", "Operations", "Survey"]
 

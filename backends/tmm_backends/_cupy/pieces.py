@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tmm_core._arrays import exchange
-from tmm_core._arrays.exchange import Array
-from tmm_core.backend import Piece, cut_into_pieces
+from tmm_core.backend import Array, Piece, cut_into_pieces, namespace_of
 
 __all__ = ["ENTRIES", "Window", "pieces", "row_groups"]
 
@@ -63,7 +61,7 @@ class Window:
 
         The last axis of `a` has the channels `read`, that of the results the channels that are written.
         """
-        xp = exchange.namespace_of(a)
+        xp = namespace_of(a)
         behind = self.count + self.kernel_size - 1 - self.missing - a.shape[-1]
         ends = [xp.full((*a.shape[:-1], more), fill, dtype=a.dtype) for more in (self.missing, behind)]
         a = xp.concat([ends[0], a, ends[1]], axis=-1)

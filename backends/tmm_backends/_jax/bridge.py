@@ -9,6 +9,7 @@ gradients in the sense of complex numbers conjugate a factor before or after.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,11 +18,9 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tmm_core._arrays import properties as arrays
-from tmm_core.backend import Engine, InputError, Method, Streamer, StreamLayer
+from tmm_core.backend import Engine, InputError, Method, Streamer, StreamLayer, conj, result_dtype_name
 
-from . import host
-from .evaluate import evaluate
+from . import evaluate, host
 from .streaming import JaxStream
 
 __all__ = ["JaxBridge"]
@@ -36,7 +35,7 @@ class JaxBridge:
         self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None
     ) -> Array:
         """Return the product as an operation that JAX differentiates, batches and traces."""
-        w = arrays.conj(w) if adjoint else w
+        w = conj(w) if adjoint else w
         return _bind(product_p, w, x, segment_ids, engine=engine, transposed=adjoint, method=method)
 
     def correlate(
@@ -54,7 +53,7 @@ class JaxBridge:
     ) -> Array:
         """Return the correlation as such an operation."""
         options = {"lags": lags, "heads": heads, "kernel_size": kernel_size, "method": method}
-        return _bind(correlate_p, arrays.conj(x), g, segment_ids, engine=engine, **options)
+        return _bind(correlate_p, conj(x), g, segment_ids, engine=engine, **options)
 
     def stream(self, engine: Streamer, layer: StreamLayer, /) -> JaxStream:
         """Return streams in compiled programs, whose products the chosen engine computes."""
@@ -88,14 +87,14 @@ def _varying(array: Array) -> frozenset[str]:
     return axes
 
 
-def _operation(name: str) -> Primitive:
+def _operation(name: str, evaluated: Callable[..., Array], shaped: Callable[..., Any]) -> Primitive:
     """Return an operation of JAX that has the rules of this module."""
     operation = Primitive(f"tmm_{name}")
-    operation.def_impl(functools.partial(_concrete, operation, name))
-    operation.def_abstract_eval(functools.partial(_shaped, name))
+    operation.def_impl(functools.partial(_concrete, operation, evaluated))
+    operation.def_abstract_eval(shaped)
     ad.primitive_jvps[operation] = functools.partial(_tangent, operation)
     for on_cpu, platform in ((False, None), (True, "cpu")):
-        rule = mlir.lower_fun(functools.partial(_lowered, name, on_cpu), multiple_results=False)
+        rule = mlir.lower_fun(functools.partial(_lowered, name, evaluated, shaped, on_cpu), multiple_results=False)
         mlir.register_lowering(operation, rule, platform=platform)
     return operation
 
@@ -103,15 +102,16 @@ def _operation(name: str) -> Primitive:
 # Evaluation ----------------------------------------------------------------------------------------------------------
 
 
-def _concrete(operation: Primitive, name: str, *arrays: Array, engine: Engine, **options: Any) -> Array:
+def _concrete(
+    operation: Primitive, evaluated: Callable[..., Array], *arrays: Array, engine: Engine, **options: Any
+) -> Array:
     """Compute on arrays that have values; cotangents and constants may be NumPy's."""
     arrays = tuple(jnp.asarray(array) for array in arrays)
     on_one = _on_one_accelerator(arrays)
     if engine.owns(arrays[0]) or on_one or all(_is_on_first_cpu(array) for array in arrays):
-        first, second, ids = (*arrays, None)[:3]
-        result: Array = evaluate(engine, name, first, second, ids, **options)
+        result: Array = evaluated(engine, *arrays, **options)
         # JAX may use memory anew that nobody holds any more, and does not know that another library still reads it.
-        return result.block_until_ready() if on_one and not engine.owns(first) else result
+        return result.block_until_ready() if on_one and not engine.owns(arrays[0]) else result
     spread: Array = _compiled(operation)(*arrays, engine=engine, **options)
     return spread
 
@@ -130,34 +130,40 @@ def _on_one_accelerator(arrays: tuple[Array, ...]) -> bool:
 @functools.cache
 def _compiled(operation: Primitive) -> Any:
     """Return the operation as a program of its own, which JAX spreads over the devices of its arrays."""
-    names = ("engine", "transposed", "method") if operation is product_p else (
-        "engine", "lags", "heads", "kernel_size", "method")  # fmt: skip
-    return jax.jit(operation.bind, static_argnames=names)
+    options = ("transposed",) if operation is product_p else ("lags", "heads", "kernel_size")
+    return jax.jit(operation.bind, static_argnames=("engine", "method", *options))
 
 
-def _shaped(name: str, first: Any, second: Any, *ids: Any, engine: Engine, **options: Any) -> Any:
-    """Return the shape and dtype of the result."""
-    dtype = jnp.dtype(arrays.result_dtype_name(first, second))
-    if name == "matmul":
-        return second.update(dtype=dtype, weak_type=False)
-    shape = options["heads"], options["kernel_size"], options["lags"]
-    whole = jax.sharding.NamedSharding(second.sharding.mesh, jax.sharding.PartitionSpec())
-    return second.update(shape=shape, dtype=dtype, weak_type=False, sharding=whole)
+def _shape_of_product(w: Any, x: Any, *ids: Any, **_: Any) -> Any:
+    """Return the shape and dtype of a product."""
+    return x.update(dtype=jnp.dtype(result_dtype_name(w, x)), weak_type=False)
 
 
-def _lowered(name: str, on_cpu: bool, *arrays: Array, engine: Engine, **options: Any) -> Array:
+def _shape_of_correlation(x: Any, g: Any, *ids: Any, lags: int, heads: int, kernel_size: int, **_: Any) -> Any:
+    """Return the shape and dtype of a correlation."""
+    whole = jax.sharding.NamedSharding(g.sharding.mesh, jax.sharding.PartitionSpec())
+    dtype = jnp.dtype(result_dtype_name(x, g))
+    return g.update(shape=(heads, kernel_size, lags), dtype=dtype, weak_type=False, sharding=whole)
+
+
+def _lowered(
+    name: str,
+    evaluated: Callable[..., Array],
+    shaped: Callable[..., Any],
+    on_cpu: bool,
+    *arrays: Array,
+    engine: Engine,
+    **options: Any,
+) -> Array:
     """Compute in a program that is being compiled, for CPUs or for any platform."""
-    first, second, ids = (*arrays, None)[:3]
-    if engine.owns(first):
-        result: Array = evaluate(engine, name, first, second, ids, **options)
-        return result
+    if engine.owns(arrays[0]):
+        return evaluated(engine, *arrays, **options)
     if not on_cpu:
         raise InputError(
             f"backend {engine.name!r} is called by programs on a CPU only, and this one is compiled for another "
             "platform: choose backend='jax', or call outside jit, vmap and shard_map"
         )
-    aval = _shaped(name, *(jax.typeof(array) for array in arrays), engine=engine, **options)
-    return host.call(engine, name, aval, *arrays, **options)
+    return host.call(engine, name, shaped(*map(jax.typeof, arrays), **options), *arrays, **options)
 
 
 # Differentiation -----------------------------------------------------------------------------------------------------
@@ -254,9 +260,9 @@ def _beside(a: Array) -> Array:
     return a.reshape(*a.shape[:-2], a.shape[-2] * a.shape[-1])
 
 
-product_p = _operation("matmul")
+product_p = _operation("matmul", evaluate.product, _shape_of_product)
 ad.primitive_transposes[product_p] = _transposed_product
 batching.primitive_batchers[product_p] = _batched_product
-correlate_p = _operation("correlate")
+correlate_p = _operation("correlate", evaluate.correlation, _shape_of_correlation)
 ad.primitive_transposes[correlate_p] = _transposed_correlation
 batching.primitive_batchers[correlate_p] = _batched_correlation

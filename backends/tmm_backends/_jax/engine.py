@@ -8,16 +8,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tmm_core._arrays import exchange
-from tmm_core._definition import masks, toeplitz
-from tmm_core.backend import Method, Request, StreamLayer
+from tmm_core.backend import (
+    Method,
+    Request,
+    StreamLayer,
+    definition_correlate,
+    definition_matmul,
+    dtype_name,
+    numbered,
+    share,
+)
 
 from .streaming import JaxStream
 
-__all__ = ["JaxEngine", "platforms"]
+__all__ = ["JaxEngine"]
 
 
-def platforms() -> tuple[str, ...]:
+def _platforms() -> tuple[str, ...]:
     """Return the kinds of device that JAX has here."""
     kinds = {"gpu": "cuda"}
     names = {kinds.get(device.platform, device.platform) for device in jax.devices()}
@@ -33,6 +40,11 @@ class JaxEngine:
 
     name = "jax"
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Kinds of device that JAX has here."""
+        return _platforms()
+
     def owns(self, array: Any) -> bool:
         """Return whether `array` is JAX's."""
         return isinstance(array, jax.Array)
@@ -42,9 +54,9 @@ class JaxEngine:
 
         Integers number documents: those of 64 bits are numbered anew where JAX has no 64 bits.
         """
-        if exchange.dtype_name(array.dtype) in ("int64", "uint64") and not _has_64_bits():
-            array = masks.numbered(array)
-        shared: jax.Array = exchange.share(array, jnp)
+        if dtype_name(array.dtype) in ("int64", "uint64") and not _has_64_bits():
+            array = numbered(array)
+        shared: jax.Array = share(array, jnp)
         return shared
 
     def unsupported(self, request: Request) -> str | None:
@@ -54,8 +66,8 @@ class JaxEngine:
                 f"JAX makes 32 bits of {request.dtype} unless told otherwise: call "
                 "jax.config.update('jax_enable_x64', True), or convert the arrays to 32 bits yourself"
             )
-        if request.device not in ("traced", *platforms()):
-            return f"JAX computes on {' and '.join(platforms())} here, and the arrays are on {request.device!r}"
+        if request.device not in ("traced", *_platforms()):
+            return f"JAX computes on {' and '.join(_platforms())} here, and the arrays are on {request.device!r}"
         return None
 
     def stream(self, layer: StreamLayer) -> JaxStream:
@@ -88,7 +100,7 @@ class JaxEngine:
 
 @functools.partial(jax.jit, static_argnames=("adjoint", "method"))
 def _matmul(w: jax.Array, x: jax.Array, ids: jax.Array | None, *, adjoint: bool, method: Method) -> jax.Array:
-    y: jax.Array = toeplitz.causal_toeplitz_matmul(w, x, adjoint=adjoint, method=method, segment_ids=ids)
+    y: jax.Array = definition_matmul(w, x, adjoint=adjoint, method=method, segment_ids=ids)
     return y
 
 
@@ -96,7 +108,7 @@ def _matmul(w: jax.Array, x: jax.Array, ids: jax.Array | None, *, adjoint: bool,
 def _correlate(
     x: jax.Array, g: jax.Array, ids: jax.Array | None, *, lags: int, heads: int, kernel_size: int, method: Method
 ) -> jax.Array:
-    c: jax.Array = toeplitz.causal_toeplitz_correlate(
+    c: jax.Array = definition_correlate(
         x, g, lags=lags, heads=heads, kernel_size=kernel_size, method=method, segment_ids=ids
     )
     return c

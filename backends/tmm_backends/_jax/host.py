@@ -24,10 +24,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core._dispatch import registry
-from tmm_core.backend import Engine, Writer
+from tmm_core.backend import Engine, get_backend
 
-from .evaluate import evaluate, unsorted_rows
+from . import evaluate
 
 __all__ = ["call"]
 
@@ -36,12 +35,13 @@ TARGET = "tmm_core_host_engine"
 PATIENCE = 60.0
 """Seconds that the end of a process waits for programs whose results nobody holds."""
 
-_engines: dict[str, Engine] = {}
+_called: set[str] = set()
+"""The engines that programs of this process call."""
 
 
 def call(engine: Engine, operation: str, like: Any, /, *arrays: jax.Array, **options: Any) -> jax.Array:
     """Return a traced result of the shape and dtype of `like`: the engine computes when the compiled program runs."""
-    _engines[engine.name] = engine
+    _called.add(engine.name)
     what = json.dumps([engine.name, operation, options], sort_keys=True)
     result: jax.Array = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(like.shape, like.dtype))(*arrays, what=what)
     return result
@@ -54,22 +54,14 @@ def _read(what: bytes) -> tuple[str, Any, dict[str, Any]]:
     return name, operation, options
 
 
-def _compute(what: bytes, out: NDArray[Any], first: NDArray[Any], second: NDArray[Any], ids: Any = None) -> None:
+def _compute(what: bytes, out: NDArray[Any], *arrays: NDArray[Any]) -> None:
     """Compute into `out`, without a copy where the engine can write there."""
     name, operation, options = _read(what)
-    engine = _engines.get(name) or registry.get_backend(name).engine  # programs may come from a cache on disk
-    if (
-        operation == "matmul"
-        and isinstance(engine, Writer)
-        and options["method"] == "auto"
-        and engine.owns(first)
-        and engine.owns(second)
-    ):
-        engine.matmul_into(out, first, second, adjoint=options["transposed"], segment_ids=ids)
-        if ids is not None:
-            out[unsorted_rows(ids)] = math.nan
+    engine = get_backend(name).engine
+    if operation == "matmul":
+        evaluate.product(engine, *arrays, out=out, **options)
     else:
-        out[...] = evaluate(engine, operation, first, second, ids, **options)
+        out[...] = evaluate.correlation(engine, *arrays, **options)
 
 
 # XLA's threads read and write zero for what is smaller than the smallest normal number; engines do not, wherever they
@@ -163,7 +155,7 @@ def _finish() -> None:
 
     Results that nobody holds any more cannot be waited for, so this waits until the process does nothing, too.
     """
-    if not _engines:
+    if not _called:
         return
     for array in jax.live_arrays("cpu"):
         with contextlib.suppress(Exception):  # of a program that failed, which is not news at the end

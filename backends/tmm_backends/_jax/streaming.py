@@ -15,8 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tmm_core._arrays.properties import nan_where
-from tmm_core.backend import LayerStream, StreamState, tiles
+from tmm_core.backend import LayerStream, StreamState, nan_where, tiles
 
 __all__ = ["JaxStream"]
 

@@ -10,10 +10,16 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core._arrays import exchange
-from tmm_core._arrays import properties as arrays
-from tmm_core._definition import toeplitz
-from tmm_core.backend import Method, Request, StreamLayer
+from tmm_core.backend import (
+    Method,
+    Request,
+    StreamLayer,
+    definition_correlate,
+    definition_matmul,
+    result_dtype,
+    result_dtype_name,
+    share,
+)
 
 from .correlation import SignalCorrelation
 from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned_empty
@@ -44,6 +50,7 @@ class NumbaEngine:
     """
 
     name = "numba"
+    devices = ("cpu",)
 
     def owns(self, array: Any) -> bool:
         """Return whether `array` is a NumPy array in this machine's byte order."""
@@ -51,7 +58,7 @@ class NumbaEngine:
 
     def receive(self, array: Any) -> Array:
         """Return `array` as a NumPy array, on the same memory where that is possible."""
-        shared: Array = exchange.share(array, np)
+        shared: Array = share(array, np)
         return shared
 
     def unsupported(self, request: Request) -> str | None:
@@ -71,15 +78,15 @@ class NumbaEngine:
     def matmul(self, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None) -> Array:
         """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
         if method == "direct":
-            y: Array = toeplitz.causal_toeplitz_matmul(w, x, adjoint=adjoint, method="direct", segment_ids=segment_ids)
+            y: Array = definition_matmul(w, x, adjoint=adjoint, method="direct", segment_ids=segment_ids)
             return y
-        y = aligned_empty(x.shape, arrays.result_dtype(w, x))
+        y = aligned_empty(x.shape, result_dtype(w, x))
         self.matmul_into(y, w, x, adjoint=adjoint, segment_ids=segment_ids)
         return y
 
     def matmul_into(self, y: Array, w: Array, x: Array, /, *, adjoint: bool, segment_ids: Array | None) -> None:
         """Write the product into `y`, of its shape and dtype, in C order."""
-        arithmetic = ARITHMETIC[arrays.result_dtype_name(w, x)]
+        arithmetic = ARITHMETIC[result_dtype_name(w, x)]
         x = _in(arithmetic, x)
         if x.size == 0:
             return
@@ -111,14 +118,14 @@ class NumbaEngine:
         """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
 
         def define(x: Array, g: Array, heads: int) -> Array:
-            c: Array = toeplitz.causal_toeplitz_correlate(
+            c: Array = definition_correlate(
                 x, g, lags=lags, heads=heads, kernel_size=kernel_size, method=method, segment_ids=segment_ids
             )
             return c
 
         if method == "direct":
             return define(x, g, heads)
-        dtype, arithmetic = arrays.result_dtype(x, g), ARITHMETIC[arrays.result_dtype_name(x, g)]
+        dtype, arithmetic = result_dtype(x, g), ARITHMETIC[result_dtype_name(x, g)]
         x, g = _in(arithmetic, x), _in(arithmetic, g)
         c = np.zeros((heads, kernel_size, lags))
         if x.size == 0:
@@ -182,6 +189,4 @@ def _define_products(w: Array, x: Array, y: Array, signals: Signals, undone: NDA
         for members in [np.flatnonzero(which == number)] if whole else np.flatnonzero(which == number)[:, None]:
             start = signals.start[members[0]]
             at = np.ix_(signals.row[members], np.arange(start, start + signals.length[members[0]]), channels)
-            results[at] = toeplitz.causal_toeplitz_matmul(
-                w[pattern], rows[at], adjoint=adjoint, method="auto", segment_ids=None
-            )
+            results[at] = definition_matmul(w[pattern], rows[at], adjoint=adjoint, method="auto", segment_ids=None)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core._definition import toeplitz
-from tmm_core.backend import LayerStream, StreamLayer
+from tmm_core.backend import LayerStream, StreamLayer, definition_matmul
 
 from . import steps
 from .memory import DTYPE_TAGS
@@ -133,9 +132,7 @@ class _Layout:
         past = min(count, self.w.shape[-1] - 1)
         for row, head, channels in marked_channels(~np.isfinite(y), self.w):
             inputs = np.concatenate([cache[row, at - past : at], x[row : row + 1]])[:, channels]
-            product = toeplitz.causal_toeplitz_matmul(
-                self.w[head : head + 1], inputs, adjoint=False, method="auto", segment_ids=None
-            )
+            product = definition_matmul(self.w[head : head + 1], inputs, adjoint=False, method="auto", segment_ids=None)
             with np.errstate(all="ignore"):
                 y[row, channels] = cache[row, at, channels] + product[-1]
         cache[:, at] = x

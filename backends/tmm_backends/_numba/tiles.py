@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core._definition import toeplitz
+from tmm_core.backend import definition_matmul
 
 from . import channel_kernels, steps
 from .memory import DTYPE_TAGS
@@ -185,7 +185,7 @@ class Tiles:
         for row, head, its in marked_channels(channels, self.w):
             inputs = np.zeros((2 * size, len(its)), cache.dtype)
             inputs[:size] = cache[row, at - size : at, its].T
-            product = toeplitz.causal_toeplitz_matmul(
+            product = definition_matmul(
                 self.w[head : head + 1, :, : 2 * size], inputs, adjoint=False, method="auto", segment_ids=None
             )
             with np.errstate(all="ignore"):

@@ -1,20 +1,28 @@
 """PyTorch: an engine on `torch.fft` and dense products, and the bridge that differentiates and traces any engine."""
 
-import torch
-
-from tmm_core.backend import Backend
-
-from .bridge import TorchBridge
-from .engine import TorchEngine
+from tmm_core.backend import Backend, Bridge, Engine
 
 __all__ = ["backend"]
 
+
+def _engine() -> Engine:
+    from .engine import TorchEngine
+
+    return TorchEngine()
+
+
+def _bridge() -> Bridge:
+    from .bridge import TorchBridge
+
+    return TorchBridge()
+
+
 backend = Backend(
     name="torch",
-    version=torch.__version__,
-    devices=("cpu", "cuda") if torch.cuda.is_available() else ("cpu",),
+    requires=("torch",),
     serves="Torch tensors of every floating and complex dtype",
-    engine=TorchEngine(),
-    bridge=TorchBridge(),
+    load_engine=_engine,
+    load_bridge=_bridge,
+    bridge_for="torch",
+    ranks={"torch": 10},
 )
-"""The backend as the registry knows it."""

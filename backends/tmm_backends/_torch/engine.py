@@ -9,10 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tmm_core._arrays import exchange
-from tmm_core._arrays.properties import result_dtype_name
-from tmm_core._definition import masks, toeplitz
-from tmm_core.backend import LayerStream, Method, Request, StreamLayer
+from tmm_core.backend import (
+    LayerStream,
+    Method,
+    Request,
+    StreamLayer,
+    by_segments,
+    correlate_by_segments,
+    cuda_stream_of,
+    definition_correlate,
+    definition_matmul,
+    nan_mask_of_lags,
+    nan_mask_of_outputs,
+    result_dtype_name,
+    share,
+    split_finite,
+)
 
 from .pieces import choose_algorithm, pieces, take
 from .scales import Scales, rescaled
@@ -26,21 +38,26 @@ class TorchEngine:
 
     name = "torch"
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Kinds of device that PyTorch finds here."""
+        return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
     def owns(self, array: Any) -> bool:
         """Return whether `array` is a tensor."""
         return isinstance(array, Tensor)
 
     def receive(self, array: Any) -> Tensor:
         """Return `array` as a tensor, on the same memory where that is possible."""
-        tensor: Tensor = exchange.share(array, torch)
+        tensor: Tensor = share(array, torch)
         return tensor
 
-    def beside(self, array: Any) -> AbstractContextManager[Any]:
+    def on_stream_of(self, array: Any) -> AbstractContextManager[Any]:
         """Return a block in which work on CuPy's arrays is queued on CuPy's stream, as that of tensors is on their own.
 
         On one stream, memory that one library gives back is not used anew before the other has read it.
         """
-        stream = None if isinstance(array, Tensor) else exchange.cuda_queue_of(array)
+        stream = None if isinstance(array, Tensor) else cuda_stream_of(array)
         if stream is None:
             return nullcontext()
         device = array.__dlpack_device__()[1]
@@ -70,17 +87,17 @@ class TorchEngine:
         w = w[..., : x.shape[-2]].to(computed)
         if method == "direct":
             return _exact_product(w, x, adjoint, segment_ids).to(dtype)
-        spoiled, scales = None, Scales.of_product(w, x)
+        nan_mask, scales = None, Scales.of_product(w, x)
         if not scales.finite:
-            w, bad_w = masks.split_finite(w)
-            x, bad_x = masks.split_finite(x)
-            spoiled = masks.spoiled_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
+            w, bad_w = split_finite(w)
+            x, bad_x = split_finite(x)
+            nan_mask = nan_mask_of_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
             scales = Scales.of_product(w, x)
         if segment_ids is None:
             y = _product(w, x, dtype, adjoint, scales)
         else:
             y = _product_by_segments(w, x, dtype, adjoint, segment_ids)
-        return y if spoiled is None else y.masked_fill_(spoiled, math.nan)
+        return y if nan_mask is None else y.masked_fill_(nan_mask, math.nan)
 
     @torch.no_grad()
     def correlate(
@@ -106,18 +123,18 @@ class TorchEngine:
             c = _exact_correlation(x, g, computed, segment_ids, **shape)
             result[..., :used] = c
             return result
-        spoiled, scales = None, Scales.of_correlation(x, g, computed, heads)
+        nan_mask, scales = None, Scales.of_correlation(x, g, computed, heads)
         if not scales.finite:
-            x, bad_x = masks.split_finite(x)
-            g, bad_g = masks.split_finite(g)
-            spoiled = masks.spoiled_lags(x, g, bad_x, bad_g, segment_ids=segment_ids, **shape)
+            x, bad_x = split_finite(x)
+            g, bad_g = split_finite(g)
+            nan_mask = nan_mask_of_lags(x, g, bad_x, bad_g, segment_ids=segment_ids, **shape)
             scales = Scales.of_correlation(x, g, computed, heads)
         if segment_ids is None:
             c = _correlation(x, g, computed, scales, **shape)
         else:
             c = _correlation_by_segments(x, g, computed, segment_ids, **shape)
-        if spoiled is not None:
-            c.masked_fill_(spoiled, math.nan)
+        if nan_mask is not None:
+            c.masked_fill_(nan_mask, math.nan)
         result[..., :used] = c
         return result
 
@@ -186,7 +203,7 @@ def _product_by_segments(w: Tensor, x: Tensor, dtype: torch.dtype, adjoint: bool
     for some_heads, group in pieces(signals.shape, kernel_size, x.device, whole_heads=kernel_size > 1):
         for piece in group:
             block = signals[piece.rows, :, piece.heads, piece.channels]
-            y = masks.by_segments(product, w[some_heads], block.flatten(2), ids[piece.rows], adjoint=adjoint)
+            y = by_segments(product, w[some_heads], block.flatten(2), ids[piece.rows], adjoint=adjoint)
             results[piece.rows, :, piece.heads, piece.channels] = y.view(block.shape)
     return out
 
@@ -208,7 +225,7 @@ def _correlation_by_segments(
         for piece in group:
             at = (piece.rows, slice(None), piece.heads, piece.channels)
             blocks = signals[at].flatten(2).to(dtype), targets[at].flatten(2).to(dtype)
-            out[some_heads] += masks.correlate_by_segments(correlate, *blocks, ids[piece.rows], lags=lags)
+            out[some_heads] += correlate_by_segments(correlate, *blocks, ids[piece.rows], lags=lags)
     return out
 
 
@@ -219,9 +236,7 @@ def _exact_product(w: Tensor, x: Tensor, adjoint: bool, segment_ids: Tensor | No
     out = torch.empty(rows.shape, dtype=w.dtype, device=x.device)
     for i, row in enumerate(rows):
         part = None if ids is None else ids[i]
-        wide = toeplitz.causal_toeplitz_matmul(
-            _doubled(w), _doubled(row), adjoint=adjoint, method="direct", segment_ids=part
-        )
+        wide = definition_matmul(_doubled(w), _doubled(row), adjoint=adjoint, method="direct", segment_ids=part)
         out[i] = wide
     return out.view(x.shape)
 
@@ -234,7 +249,7 @@ def _exact_correlation(
     total: Any = 0
     for i, (source, target) in enumerate(zip(x.reshape(-1, *x.shape[-2:]), g.reshape(-1, *g.shape[-2:]), strict=True)):
         part = None if ids is None else ids[i]
-        total = total + toeplitz.causal_toeplitz_correlate(
+        total = total + definition_correlate(
             _doubled(source),
             _doubled(target),
             lags=lags,

@@ -11,8 +11,7 @@ as well. No operation can notice, for PyTorch runs the compiled backward as if n
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,10 +19,15 @@ from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from tmm_core._arrays.properties import result_dtype_name, values_known
-from tmm_core._definition import masks
-from tmm_core._dispatch import registry
-from tmm_core.backend import Engine, Method, UnsupportedError
+from tmm_core.backend import (
+    Engine,
+    Method,
+    UnsupportedError,
+    get_backend,
+    result_dtype_name,
+    run_correlate,
+    run_matmul,
+)
 
 __all__ = ["correlation", "product"]
 
@@ -31,8 +35,8 @@ __all__ = ["correlation", "product"]
 def product(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: Engine, adjoint: bool, method: Method) -> Tensor:
     """Return the product that `engine` computes, not differentiable."""
     if _is_plain(w, x, segment_ids):
-        return _run(engine, "matmul", w, x, segment_ids=segment_ids, adjoint=adjoint, method=method)
-    y: Tensor = matmul_op(w, x, segment_ids, _remembered(engine), adjoint, method)
+        return _product(w, x, segment_ids, engine, adjoint, method)
+    y: Tensor = matmul_op(w, x, segment_ids, engine.name, adjoint, method)
     return y
 
 
@@ -48,9 +52,8 @@ def correlation(
 ) -> Tensor:
     """Return the correlation that `engine` computes, not differentiable."""
     if _is_plain(x, g, segment_ids):
-        shape = {"lags": lags, "heads": heads, "kernel_size": kernel_size}
-        return _run(engine, "correlate", x, g, segment_ids=segment_ids, method=method, **shape)
-    c: Tensor = correlate_op(x, g, segment_ids, _remembered(engine), lags, heads, kernel_size, method)
+        return _correlation(x, g, segment_ids, engine, lags, heads, kernel_size, method)
+    c: Tensor = correlate_op(x, g, segment_ids, engine.name, lags, heads, kernel_size, method)
     return c
 
 
@@ -61,26 +64,20 @@ def _is_plain(*tensors: Tensor | None) -> bool:
     )
 
 
-def _run(engine: Engine, operation: Any, *arrays: Tensor, segment_ids: Tensor | None, **options: Any) -> Tensor:
+def _product(w: Tensor, x: Tensor, ids: Tensor | None, engine: Engine, adjoint: bool, method: Method) -> Tensor:
     """Let the engine compute, at full precision whatever autocast says."""
-    with torch.autocast(arrays[0].device.type, enabled=False):
-        detached = (array.detach() for array in arrays)
-        result: Tensor = registry.run(engine, operation, *detached, segment_ids=segment_ids, **options)
-    if segment_ids is not None:
-        # Decreasing numbers come here from code that may not look at them; elsewhere they were refused.
-        wrong = masks.unsorted(segment_ids)
-        if not values_known(wrong) or bool(wrong.any()):
-            result = result.masked_fill(wrong[..., None, None] if operation == "matmul" else wrong.any(), math.nan)
-    return result
+    with torch.autocast(x.device.type, enabled=False):
+        y: Tensor = run_matmul(engine, w.detach(), x.detach(), adjoint=adjoint, method=method, segment_ids=ids)
+    return y
 
 
-_engines: dict[str, Engine] = {}
-
-
-def _remembered(engine: Engine) -> str:
-    """Return the name under which a recorded operation finds its engine again."""
-    _engines[engine.name] = engine
-    return engine.name
+def _correlation(
+    x: Tensor, g: Tensor, ids: Tensor | None, engine: Engine, lags: int, heads: int, kernel_size: int, method: Method
+) -> Tensor:
+    shape: Any = {"lags": lags, "heads": heads, "kernel_size": kernel_size}
+    with torch.autocast(x.device.type, enabled=False):
+        c: Tensor = run_correlate(engine, x.detach(), g.detach(), **shape, method=method, segment_ids=ids)
+    return c
 
 
 def _engine(name: str) -> Engine:
@@ -90,13 +87,16 @@ def _engine(name: str) -> Engine:
             "compiled code has no forward mode: expected no active torch.autograd.forward_ad.dual_level around it; "
             "call torch.func.jvp inside the compiled function, or the uncompiled one"
         )
-    return _engines.get(name) or registry.get_backend(name).engine
+    return get_backend(name).engine
+
+
+# The schema of an operation knows no Literal, so its `method` is a str.
 
 
 @torch.library.custom_op("tmm_core::matmul", mutates_args=())
 def matmul_op(w: Tensor, x: Tensor, segment_ids: Tensor | None, engine: str, adjoint: bool, method: str) -> Tensor:
     """Compute a product that was recorded; the engine stays the one of the recording."""
-    return _run(_engine(engine), "matmul", w, x, segment_ids=segment_ids, adjoint=adjoint, method=method)
+    return _product(w, x, segment_ids, _engine(engine), adjoint, cast(Method, method))
 
 
 @matmul_op.register_fake
@@ -109,8 +109,7 @@ def correlate_op(
     x: Tensor, g: Tensor, segment_ids: Tensor | None, engine: str, lags: int, heads: int, kernel_size: int, method: str
 ) -> Tensor:
     """Compute a correlation that was recorded."""
-    shape = {"lags": lags, "heads": heads, "kernel_size": kernel_size}
-    return _run(_engine(engine), "correlate", x, g, segment_ids=segment_ids, method=method, **shape)
+    return _correlation(x, g, segment_ids, _engine(engine), lags, heads, kernel_size, cast(Method, method))
 
 
 @correlate_op.register_fake

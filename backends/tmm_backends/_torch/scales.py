@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tmm_core._arrays import properties as arrays
-from tmm_core.backend import Piece
+from tmm_core.backend import Piece, dtype_name, error_factor, values_known
 
 from .pieces import take
 from .transforms import kernel_row
@@ -53,7 +52,7 @@ class Scales:
     @staticmethod
     def _of(first: Tensor, second: Tensor, dtype: torch.dtype) -> Scales:
         finite = safe = False
-        if arrays.values_known(first):
+        if values_known(first):
             low, high = SAFE[first.dtype]
             peaks = torch.cat([first.flatten(), second.flatten()])
             least, most = (peak.item() for peak in torch.aminmax(peaks.masked_fill_(peaks == 0, 1)))
@@ -84,7 +83,7 @@ class Scales:
         kernel_size, norms = w.shape[1], torch.linalg.vector_norm(block, dim=0, keepdim=True)
         read = torch.stack([kernel_row(norms, i, kernel_size, adjoint) for i in range(kernel_size)], -1)
         norm_products: Tensor = (read * row_scales * torch.linalg.vector_norm(w, dim=-1)[:, None]).sum(-1)
-        return norm_products.mul_(_rounding(block))
+        return norm_products.mul_(error_factor(block.shape[0], dtype_name(block.dtype)))
 
     def noise_of_pairs(self, sources: Tensor, targets: Tensor, row_scales: Tensor) -> Tensor:
         """Return the bound of rounding errors of scaled correlations, `(heads, m)`."""
@@ -92,7 +91,7 @@ class Scales:
         first, second = (torch.linalg.vector_norm(a, dim=0, keepdim=True) for a in (sources, targets))
         read = torch.stack([kernel_row(first, i, kernel_size, False) for i in range(kernel_size)], -1)
         norm_products: Tensor = (read * row_scales * second[..., None]).sum((0, 1, 3))
-        return norm_products.mul_(_rounding(sources))
+        return norm_products.mul_(error_factor(sources.shape[0], dtype_name(sources.dtype)))
 
     def largest_pairs(self, kernel_size: int) -> Tensor | None:
         """Return the exponents `(heads, m)` of the largest products in each correlation, None if safe."""
@@ -113,11 +112,6 @@ class Scales:
         pairs = torch.stack([kernel_row(first, i, kernel_size, False) + second for i in range(kernel_size)], -1)
         row_scales = _exp2(pairs - largest[piece.heads, None], self.dtype)
         return ldexp(sources.to(self.dtype), -first), ldexp(targets.to(self.dtype), -second), row_scales
-
-
-def _rounding(block: Tensor) -> float:
-    """Return `c * eps * log2(n)` of the error law."""
-    return 2 * torch.finfo(block.dtype).eps * math.log2(max(block.shape[0], 2))
 
 
 def _by_head(x: Tensor, heads: int) -> Tensor:
@@ -148,7 +142,7 @@ def rescaled(unit: Tensor, exponents: Tensor, noise: Tensor) -> Tensor:
     """
     result = ldexp(unit, exponents)
     finite = result.isfinite()
-    if arrays.values_known(result) and bool(finite.all()):
+    if values_known(result) and bool(finite.all()):
         return result
     size = unit.abs()
     clipped = torch.where(size > noise, 1 - noise / size, 0)

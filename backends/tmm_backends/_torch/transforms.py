@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tmm_core._definition.fourier import fast_length
+from tmm_core.backend import fast_length
 
 __all__ = ["Algorithm", "Direct", "Fourier", "kernel_row"]
 

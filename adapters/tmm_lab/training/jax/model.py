@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from tmm_adapters.architecture import JaxFunctions, ModelConfig, get_architecture
 from tmm_adapters.pretrained import load_params
 from tmm_adapters.tokenizers import Tokenizer
-from tmm_core._dispatch.registry import chosen_backend
+from tmm_core import chosen_backend
 from tmm_core.lm import IGNORED
 
 from ...evaluation.measure import Batch

@@ -1,48 +1,31 @@
-"""What a backend is made of: an engine that computes, and a bridge that an array library needs around any engine."""
+"""What engines and bridges are asked for, as protocols."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from ._arrays.exchange import Array, share
-from ._arrays.properties import values_known
-from ._definition import tiles
-from ._definition.pieces import Piece, cut_into_pieces
-from ._definition.streaming import ExchangedStream, LayerStream, StreamLayer, StreamState
-from ._definition.toeplitz import Method
-from .errors import InputError, InputTypeError, NotFoundError, UnsupportedError
+from .._arrays.exchange import Array
+from .._definition.streaming import LayerStream, StreamLayer, StreamState
+from .._definition.toeplitz import Method
 
 __all__ = [
-    "Backend",
     "Bridge",
     "Engine",
-    "ExchangedStream",
     "FunctionalStream",
-    "InputError",
-    "InputTypeError",
-    "LayerStream",
-    "Method",
-    "NotFoundError",
-    "Operation",
-    "Piece",
+    "LazyBridge",
     "Queued",
     "Request",
     "StreamBridge",
-    "StreamLayer",
     "StreamRecorder",
-    "StreamState",
     "Streamer",
-    "UnsupportedError",
     "Writer",
-    "cut_into_pieces",
-    "share",
-    "tiles",
-    "values_known",
 ]
 
-Operation = Literal["matmul", "correlate"]
+
+# Engines -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -52,25 +35,33 @@ class Request:
     dtype: str
     """Name of the result's dtype, such as `bfloat16`."""
     device: str
-    """Kind of device that holds the arrays: `cpu`, `cuda`, …"""
+    """Kind of device that holds the arrays: `cpu`, `cuda`, …; `traced` for arrays without values."""
     segments: bool = False
+    """Whether documents are packed into the rows."""
     shape: tuple[int, ...] = ()
     """Of the signals, `(..., n, d)`; empty where it is not known yet."""
 
 
 class Engine(Protocol):
-    """Raw computation of whole operations on arrays of one library.
+    """Raw computation of whole products on arrays of one library.
 
-    `w` comes as `(h, m, k)`, `x` and `g` as `(..., n, d)` with `h` dividing `d`; all laws of `tmm_core.testing` hold.
+    `w` comes as `(h, m, k)`, `x` and `g` as `(..., n, d)` with `h` dividing `d`, `segment_ids` broadcastable to
+    `(..., n)`; arguments are checked already. All laws of `tmm_core.testing` hold, except that decreasing
+    `segment_ids`, which are refused or become NaN outside of engines, may give anything.
     """
 
     name: str
+    """The name of the backend."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Kinds of device that it can use on this machine now."""
 
     def owns(self, array: Array) -> bool:
         """Return whether the engine computes on `array` as it is."""
 
     def receive(self, array: Array) -> Array:
-        """Return `array`, of any library, as one that the engine owns; without a copy where both can share memory."""
+        """Return `array`, of any library, as one that the engine owns: `share` does it without a copy if possible."""
 
     def unsupported(self, request: Request) -> str | None:
         """Return why the engine cannot serve `request`, or None where it can."""
@@ -102,6 +93,14 @@ class Writer(Protocol):
 
 
 @runtime_checkable
+class Queued(Protocol):
+    """What an engine has that queues its work on a device."""
+
+    def on_stream_of(self, array: Array, /) -> AbstractContextManager[Any]:
+        """Return a block whose work is queued on the device of `array`, of any library, in its library's order."""
+
+
+@runtime_checkable
 class Streamer(Engine, Protocol):
     """What an engine can do besides: stream a layer, token by token."""
 
@@ -118,16 +117,14 @@ class Streamer(Engine, Protocol):
         """
 
 
-@runtime_checkable
-class Queued(Protocol):
-    """What an engine has that queues its work on a device."""
-
-    def beside(self, array: Array, /) -> AbstractContextManager[Any]:
-        """Return a block whose work is queued on the device of `array`, of any library, in its library's order."""
+# Bridges -------------------------------------------------------------------------------------------------------------
 
 
 class Bridge(Protocol):
-    """What the arrays of one library need around any engine; the operations are the engine's, with the engine first."""
+    """What the arrays of one library need around any engine; the operations are the engine's, with the engine first.
+
+    The bridge calls `run_matmul` and `run_correlate` when it has concrete arrays.
+    """
 
     def matmul(
         self, engine: Engine, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None
@@ -148,6 +145,14 @@ class Bridge(Protocol):
         segment_ids: Array | None,
     ) -> Array:
         """Return the correlation as a differentiable, traceable operation of the arrays' library."""
+
+
+@runtime_checkable
+class LazyBridge(Protocol):
+    """What the bridge of a library has whose arrays are computed later, block by block."""
+
+    def row_by_row(self, function: Callable[[Array, Array], Array], w: Array, x: Array, /) -> Array:
+        """Return `function(w, x)`, of the shape of x, `(..., n, d)`: called later on blocks of whole signals."""
 
 
 @runtime_checkable
@@ -198,18 +203,3 @@ class FunctionalStream(Protocol):
 
     def close_leaf(self, cache: Array, window: Array, u: int, /) -> tuple[Array, Array]:
         """Return the cache with a window's leaf, which ends at entry u, and its tile, and the window that follows."""
-
-
-@dataclass(frozen=True)
-class Backend:
-    """One registered way to compute, and what `tmm backends` tells of it."""
-
-    name: str
-    version: str
-    devices: tuple[str, ...]
-    """Kinds of device that the engine can use on this machine now."""
-    serves: str
-    """In a few words, the arrays and dtypes served."""
-    engine: Engine
-    bridge: Bridge | None = None
-    """Set where the arrays of the library called `name` need one."""

@@ -1,0 +1,129 @@
+"""How to write a backend, and everything that one needs of `tmm_core`.
+
+A *backend* has an engine, a bridge, or both. An *engine* computes products on concrete buffers. A *bridge* surrounds
+any engine with what an array library needs: differentiation, tracing, batching, laziness. The library of the arrays
+selects the bridge, the choice of backend selects the engine. To add one:
+
+1. Write a class with the methods of `Engine`.
+2. Describe it by a `Backend`, in a module that imports no array library: descriptions are read to list what there is.
+3. Name that object in the metadata of your distribution, under the name by which users choose the backend::
+
+       [project.entry-points."tmm_core.backends"]
+       mine = "my_module:backend"
+
+4. Put it through the laws: `tmm_core.testing.check_backend("mine")`.
+
+`tests/backends/stranger` in the repository is such a distribution, complete, over `scipy.fft`. A backend imports this
+module and nothing else of `tmm_core`. Below the protocols are what runs an engine on arrays of any library, and how a
+backend is found by its name; the other names in `__all__` are helpers for arrays, and the definition itself, to which
+an engine may hand what it does not compute.
+"""
+
+from .._arrays.exchange import (
+    Array,
+    cuda_stream_of,
+    device_kind,
+    dtype_name,
+    is_traced,
+    library_of,
+    namespace_of,
+    share,
+    share_like,
+)
+from .._arrays.properties import computed_in, conj, is_real, nan_where, result_dtype, result_dtype_name, values_known
+from .._definition import tiles
+from .._definition.fourier import ERROR_CONSTANT, error_factor, fast_length
+from .._definition.masks import (
+    by_segments,
+    check_ordered,
+    correlate_by_segments,
+    nan_mask_of_lags,
+    nan_mask_of_outputs,
+    nan_mask_up_to,
+    numbered,
+    positions,
+    split_finite,
+)
+from .._definition.pieces import Piece, cut_into_pieces
+from .._definition.streaming import ExchangedStream, LayerStream, StreamLayer, StreamState
+from .._definition.toeplitz import Method
+from .._definition.toeplitz import causal_toeplitz_correlate as definition_correlate
+from .._definition.toeplitz import causal_toeplitz_matmul as definition_matmul
+from ..errors import InputError, InputTypeError, NotFoundError, UnsupportedError
+from ._protocols import (
+    Bridge,
+    Engine,
+    FunctionalStream,
+    LazyBridge,
+    Queued,
+    Request,
+    StreamBridge,
+    Streamer,
+    StreamRecorder,
+    Writer,
+)
+from ._registry import Backend, Rank, available_backends, described_backends, get_backend, registered_backends
+from ._run import run_correlate, run_matmul
+
+__all__ = [
+    "ERROR_CONSTANT",
+    "Array",
+    "Backend",
+    "Bridge",
+    "Engine",
+    "ExchangedStream",
+    "FunctionalStream",
+    "InputError",
+    "InputTypeError",
+    "LayerStream",
+    "LazyBridge",
+    "Method",
+    "NotFoundError",
+    "Piece",
+    "Queued",
+    "Rank",
+    "Request",
+    "StreamBridge",
+    "StreamLayer",
+    "StreamRecorder",
+    "StreamState",
+    "Streamer",
+    "UnsupportedError",
+    "Writer",
+    "available_backends",
+    "by_segments",
+    "check_ordered",
+    "computed_in",
+    "conj",
+    "correlate_by_segments",
+    "cuda_stream_of",
+    "cut_into_pieces",
+    "definition_correlate",
+    "definition_matmul",
+    "described_backends",
+    "device_kind",
+    "dtype_name",
+    "error_factor",
+    "fast_length",
+    "get_backend",
+    "is_real",
+    "is_traced",
+    "library_of",
+    "namespace_of",
+    "nan_mask_of_lags",
+    "nan_mask_of_outputs",
+    "nan_mask_up_to",
+    "nan_where",
+    "numbered",
+    "positions",
+    "registered_backends",
+    "result_dtype",
+    "result_dtype_name",
+    "run_correlate",
+    "run_matmul",
+    "share",
+    "share_like",
+    "split_finite",
+    "tiles",
+    "values_known",
+]
