@@ -11,6 +11,7 @@ from jax import grad, jit, jvp, lax
 from support import bridges
 from support.processes import run_python
 from support.requirements import library_or_skip
+from support.strangers import forget_backends
 
 import tmm_core
 from tmm_backends._jax import host
@@ -165,11 +166,28 @@ def test_programs_for_accelerators():
             jax.export.export(jit(lambda w, x: loss(w, x, "numba")), platforms=[platform])(w, x)
 
 
-def test_a_program_of_another_process_finds_its_engine(monkeypatch):
+def test_a_program_finds_its_engine_by_name():
     program = jit(lambda x: product(jnp.ones((1, 2)), x, backend="numpy"))
     expected = program(draw(N, D))
-    monkeypatch.setattr(host, "_engines", {})  # as where compiled code comes from a cache on disk
+    forget_backends()  # as in another process, where compiled code comes from a cache on disk
     np.testing.assert_array_equal(program(draw(N, D)), expected)
+
+
+@pytest.mark.parametrize(("what", "value"), [("SIZES", {0: 160, 5: 40, 10: 40, 15: 48}), ("MAJOR_VERSION", 1)])
+def test_another_interface_of_xla_is_refused_before_a_program_runs(monkeypatch, what, value):
+    monkeypatch.setattr(host, "_refused", [])
+    monkeypatch.setattr(host, what, value)
+    jax.ffi.register_ffi_target(f"tmm_test_{what}", jax.ffi.pycapsule(host._handler), platform="cpu")  # XLA asks now
+    with pytest.raises(NotImplementedError, match=r"jaxlib .* in a form that is not known here .*backend='jax'"):
+        jit(lambda x: product(jnp.ones((1, 3)), x, backend="numpy"))(draw(N, D))
+
+
+def test_buffers_of_another_layout_are_refused(monkeypatch):
+    program = jit(lambda x: product(jnp.ones((1, 4)), x, backend="numpy"))
+    program(draw(N, D))
+    monkeypatch.setattr(host, "BUFFER_SIZE", 56)
+    with pytest.raises(ValueError, match="buffers of 48 bytes, not 56"):
+        program(draw(N, D))
 
 
 def test_arrays_of_many_devices():

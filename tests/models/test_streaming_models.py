@@ -113,6 +113,7 @@ def test_models_without_position_bias_run_on_and_others_end_with_it(config):
 
 
 def test_masks_are_looked_at_where_a_device_holds_them_too(monkeypatch):
+    monkeypatch.setattr(arrays, "_valued", set())
     monkeypatch.setattr(arrays, "_is_queued", lambda array: True)
     plan, state = begin(HEADS)
     ids = random_ids(HEADS)

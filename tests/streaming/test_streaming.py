@@ -68,6 +68,7 @@ def test_tokens_of_any_strides_are_taken_and_not_kept(backend):
 @pytest.mark.parametrize("law", [check_stream_non_finite, check_stream_refusals])
 @pytest.mark.parametrize("backend", ["array_api", "numba"])
 def test_values_are_looked_at_where_a_device_holds_them_too(monkeypatch, backend, law):
+    monkeypatch.setattr(arrays, "_valued", set())
     monkeypatch.setattr(arrays, "_is_queued", lambda array: True)
     assert not arrays.values_known(np.ones(1))
     law(NUMPY, backend)

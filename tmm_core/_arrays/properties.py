@@ -92,8 +92,7 @@ def values_known(*arrays: Array | None) -> bool:
     for array in arrays:
         if array is None or type(array) in _valued:
             continue
-        queued = compat.is_cupy_array(array) or (compat.is_torch_array(array) and array.device.type != "cpu")
-        if queued or not values_within_reach(array):
+        if _is_queued(array) or not values_within_reach(array):
             return False
     return True
 
@@ -111,9 +110,14 @@ def values_within_reach(*arrays: Array | None) -> bool:
             continue
         if is_traced(array) or compat.is_dask_array(array) or (torch is not None and _is_stand_in(torch, array)):
             return False
-        if not (compat.is_torch_array(array) or compat.is_cupy_array(array)):
+        if not (compat.is_torch_array(array) or _is_queued(array)):
             _valued.add(type(array))
     return True
+
+
+def _is_queued(array: Array) -> bool:
+    """Return whether an array's values come when its device gets to them."""
+    return compat.is_cupy_array(array) or (compat.is_torch_array(array) and array.device.type != "cpu")
 
 
 def _is_stand_in(torch: Any, array: Array | None) -> bool:

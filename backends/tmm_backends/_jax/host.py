@@ -20,11 +20,12 @@ import time
 from typing import Any
 
 import jax
+import jaxlib.version
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core.backend import Engine, get_backend
+from tmm_core.backend import Engine, UnsupportedError, get_backend
 
 from . import evaluate
 
@@ -41,6 +42,8 @@ _called: set[str] = set()
 
 def call(engine: Engine, operation: str, like: Any, /, *arrays: jax.Array, **options: Any) -> jax.Array:
     """Return a traced result of the shape and dtype of `like`: the engine computes when the compiled program runs."""
+    if _refused:
+        raise _refused[0]
     _called.add(engine.name)
     what = json.dumps([engine.name, operation, options], sort_keys=True)
     result: jax.Array = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct(like.shape, like.dtype))(*arrays, what=what)
@@ -77,11 +80,15 @@ _libm.fegetenv(_OURS)
 
 EXTENSION, API, ARGUMENTS, RESULTS, ATTRIBUTES = 1, 2, 9, 14, 20
 """Where a frame holds its extension, XLA's own functions, and the pointers to buffers and attributes."""
-ARGUMENT_COUNT, ATTRIBUTE_COUNT, FRAME_WORDS = 7, 17, 21
+ARGUMENT_COUNT, FRAME_WORDS = 7, 21
 DTYPE, DATA, RANK, DIMENSIONS, BUFFER_WORDS = 2, 3, 4, 5, 6
 """Where a buffer holds what it is."""
-ERROR_CREATE = 6
-"""Where XLA's functions hold the one that makes errors."""
+API_VERSION, ERROR_CREATE = 4, 6
+"""Where XLA's functions hold the version of the interface, and the function that makes errors."""
+SIZES = {0: 168, 5: 40, 10: 40, 15: 48}
+"""Where a frame and the parts of it hold their sizes in bytes, and those that this module is written for."""
+BUFFER_SIZE = 48
+MAJOR_VERSION = 0
 INTERNAL = 13
 """The code of errors in a handler."""
 
@@ -99,6 +106,8 @@ def _words(address: int, count: int) -> Any:
 def _array(address: int) -> NDArray[Any]:
     """Return an array on the memory of a buffer."""
     buffer = _words(address, BUFFER_WORDS)
+    if buffer[0] != BUFFER_SIZE:
+        raise _unknown(f"buffers of {buffer[0]} bytes, not {BUFFER_SIZE}")
     shape = tuple(_words(buffer[DIMENSIONS], buffer[RANK])) if buffer[RANK] else ()
     dtype = _DTYPES_OF_XLA[buffer[DTYPE] & 0xFFFFFFFF]
     size = math.prod(shape) * dtype.itemsize
@@ -122,12 +131,37 @@ def _error(api: int, error: BaseException) -> int | None:
     return made
 
 
+def _unknown(found: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"compiled programs of jaxlib {jaxlib.version.__version__} call engines in a form that is not known here "
+        f"({found}): choose backend='jax', call outside of jit, vmap and shard_map, or install jax 0.10"
+    )
+
+
+def _check_frame(frame: Any) -> None:
+    """Refuse a frame of another layout: its pointers would be read in the wrong places."""
+    sizes = {at: frame[at] for at in SIZES}
+    if sizes != SIZES:
+        raise _unknown(f"structures of {list(sizes.values())} bytes, not {list(SIZES.values())}")
+    major = _words(frame[API], API_VERSION + 1)[API_VERSION] & 0xFFFFFFFF
+    if major != MAJOR_VERSION:
+        raise _unknown(f"version {major} of the interface, not {MAJOR_VERSION}")
+
+
+_refused: list[UnsupportedError] = []
+"""Why no program can call engines, found when XLA asks first."""
+
+
 def _serve(address: int) -> int | None:
     """Serve one call of XLA's; None says that it went well."""
     frame = _words(address, FRAME_WORDS)
     if frame[EXTENSION]:
         extension = _words(frame[EXTENSION], 4)
         if extension[1] & 0xFFFFFFFF == 1:  # a question: which version of the interface is this written for?
+            try:
+                _check_frame(frame)
+            except UnsupportedError as error:
+                _refused.append(error)
             metadata = (ctypes.c_int32 * 9).from_address(extension[3])
             metadata[6], metadata[7], metadata[8] = 0, 1, 0  # 0.1, and no traits
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,8 @@ from .target import CONVERTS_HALVES
 __all__ = ["NumbaEngine"]
 
 Array = NDArray[Any]
+
+log = logging.getLogger("tmm_core")
 
 # Direct sums are faster up to this length, or for as few lags. Microseconds of one core, directly and by transforms,
 # medians of nine in turns, for float32 as (batch, n, channels) and k lags:
@@ -78,6 +81,7 @@ class NumbaEngine:
     def matmul(self, w: Array, x: Array, /, *, adjoint: bool, method: Method, segment_ids: Array | None) -> Array:
         """Return the product; see `tmm_core.causal_toeplitz_matmul`."""
         if method == "direct":
+            log.debug("direct sums of %s, which were asked for, are computed by NumPy, not by Numba", x.shape)
             y: Array = definition_matmul(w, x, adjoint=adjoint, method="direct", segment_ids=segment_ids)
             return y
         y = aligned_empty(x.shape, result_dtype(w, x))
@@ -101,6 +105,12 @@ class NumbaEngine:
                 undone[which] = method(size)
         undone |= filters.unsafe
         if undone.any():
+            log.debug(
+                "%d of %d filters of signals have numbers not finite, or out of the range of transforms: NumPy, not "
+                "Numba, computes these",
+                undone.sum(),
+                undone.size,
+            )
             _define_products(w, x, y, signals, undone, adjoint)
 
     def correlate(
@@ -124,6 +134,7 @@ class NumbaEngine:
             return c
 
         if method == "direct":
+            log.debug("direct sums of %s, which were asked for, are computed by NumPy, not by Numba", x.shape)
             return define(x, g, heads)
         dtype, arithmetic = result_dtype(x, g), ARITHMETIC[result_dtype_name(x, g)]
         x, g = _in(arithmetic, x), _in(arithmetic, g)
@@ -137,7 +148,15 @@ class NumbaEngine:
         with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
             c = c.astype(dtype)
         width = x.shape[-1] // heads
-        for head in np.flatnonzero((peaks != 0) & ~(peaks >= arithmetic.lowest)):  # NaN, too
+        undone = np.flatnonzero((peaks != 0) & ~(peaks >= arithmetic.lowest))  # NaN, too
+        if undone.size:
+            log.debug(
+                "%d of %d heads have numbers not finite, or out of the range of transforms: NumPy computes their "
+                "correlations, not Numba",
+                undone.size,
+                heads,
+            )
+        for head in undone:
             its = slice(head * width, (head + 1) * width)
             c[head] = define(x[..., its], g[..., its], 1)[0]
         return c
