@@ -17,7 +17,15 @@ from support.requirements import import_or_skip
 from support.strangers import forget_backends, registering
 
 from tmm_core import TMMConfig, lm
-from tmm_core.backend import Backend, Request, _registry, definition_correlate, definition_matmul
+from tmm_core.backend import (
+    Backend,
+    LayerStream,
+    Request,
+    StreamLayer,
+    _registry,
+    definition_correlate,
+    definition_matmul,
+)
 from tmm_lab.agree import inputs, measures, table, worker
 from tmm_lab.agree.by_hand import loss_and_gradients
 from tmm_lab.agree.cells import ROWS, Cell, cells
@@ -67,6 +75,9 @@ class WrongEngine:
 
     def correlate(self, x: Any, g: Any, /, **options: Any) -> Any:
         return definition_correlate(x, g, **options)
+
+    def stream(self, layer: StreamLayer) -> LayerStream:
+        return LayerStream(layer)
 
 
 @pytest.fixture

@@ -57,17 +57,17 @@ def test_documents_of_64_bit_numbers_cross_to_jax_of_32():
 
 def test_arrays_on_one_accelerator_are_handed_to_engines_and_waited_for(monkeypatch):
     jax = import_or_skip("jax")
-    from tmm_backends._jax import bridge
+    from tmm_backends._jax import bridge, evaluate
 
     waited = []
 
-    def evaluate(*arguments, **options):
+    def run_matmul(*arguments, **options):
         result = real(*arguments, **options)
         monkeypatch.setattr(type(result), "block_until_ready", lambda array: waited.append(1) or array)
         return result
 
-    real = bridge.evaluate
-    monkeypatch.setattr(bridge, "evaluate", evaluate)
+    real = evaluate.run_matmul
+    monkeypatch.setattr(evaluate, "run_matmul", run_matmul)
     monkeypatch.setattr(bridge, "_on_one_accelerator", lambda arrays: True)  # as on a GPU
     w, x = jax.numpy.asarray([1.0, 2.0]), jax.numpy.asarray([1.0, 10.0, 100.0])
     y = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")

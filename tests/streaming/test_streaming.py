@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
+from support.strangers import registering
 
 import tmm_core
 from tmm_core._arrays import properties as arrays
 from tmm_core._dispatch import choice
-from tmm_core.backend import tiles
+from tmm_core.backend import Backend, tiles
 from tmm_core.testing import get_library
 from tmm_core.testing.streaming import Layer, check_stream_non_finite, check_stream_refusals, layers, split, stream
 
@@ -126,16 +127,18 @@ class Products:
         return getattr(self.engine, name)
 
 
-def test_an_engine_that_cannot_stream_is_refused_where_it_is_asked_for_and_else_passed_over(monkeypatch):
+def test_an_engine_that_cannot_stream_is_refused_where_it_is_asked_for_and_else_passed_over(tmp_path, monkeypatch):
     w, x = random(1, N), random(N, 2)
-    monkeypatch.setattr(choice, "_fastest_engines", lambda library: (Products(),))
-    monkeypatch.setattr(choice, "choose_engine", lambda *_: Products())
-    plan = tmm_core.stream_plan(w, N, backend="numba")
-    with pytest.raises(ValueError, match=r"backend 'numba' cannot stream numpy arrays.*choose 'auto' or 'array_api'"):
+    registration = registering(tmp_path, monkeypatch)
+    next(registration)("products", Backend("products", (), "products", Products, ranks={"numpy": 100}))
+    plan = tmm_core.stream_plan(w, N, backend="products")
+    with pytest.raises(
+        ValueError, match=r"backend 'products' cannot stream numpy arrays.*choose 'auto' or 'array_api'"
+    ):
         tmm_core.stream_init(plan, (), 2)
-    monkeypatch.undo()
     plan = tmm_core.stream_plan(w, N, backend="auto")
     assert np.allclose(steps(plan, tmm_core.stream_init(plan, (), 2), x)[0], tmm_core.mix_tokens(w, x), atol=1e-4)
+    next(registration, None)
     lazy = dask.array.from_array(w)
     with pytest.raises(ValueError, match="backend 'numba' cannot stream dask arrays"):
         tmm_core.stream_init(tmm_core.stream_plan(lazy, N, backend="numba"), (), 2)
