@@ -208,7 +208,9 @@ class StreamState:
     """
 
     # No instance dictionary: a step reads a handful of these.
-    __slots__ = ("__weakref__", "at", "cache", "end", "handle", "origin", "padding", "plan", "rows", "shape", "steps")
+    __slots__ = (
+        "__weakref__", "at", "cache", "direct", "end", "handle", "origin", "padding", "plan", "rows", "shape", "steps"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -225,9 +227,9 @@ class StreamState:
         """Make a stream that goes on with a cache of its own, in C order."""
         self.plan, self.steps, self.shape, self.cache = plan, steps, shape, cache
         self.origin, self.at, self.end, self.padding = origin, at, end, padding
-        rows = (int(cache.shape[0]), int(cache.shape[2]))
-        self.rows = shape if shape == rows else rows  # itself, to be told at once that nothing is reshaped
-        self.handle = None if steps.recorder is None else steps.recorder.handle_of(self)
+        self.rows = rows = (int(cache.shape[0]), int(cache.shape[2]))
+        self.direct = shape == rows and not steps.half  # tokens go to the engine as they are
+        self.handle = steps.handle_of(self)
 
     def __copy__(self) -> StreamState:
         """Return a stream that goes on by itself from here: two on one cache would write over each other."""

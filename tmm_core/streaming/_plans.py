@@ -108,7 +108,10 @@ class StreamPlan:
         """Return how streams of tokens of a dtype go on; made once."""
         name = dtype_name(dtype)
         if name not in self._steppers:
-            self._steppers[name] = Stepper(self, dtype)
+            bridge = choice.bridge_of(library_of(self.lags))
+            self._steppers[name] = (
+                RecordedStepper(self, dtype, bridge) if isinstance(bridge, StreamRecorder) else Stepper(self, dtype)
+            )
         return self._steppers[name]
 
 
@@ -134,13 +137,15 @@ class Stepper:
         self.half = self.computed != dtype
         # The class of tokens that need no check; JAX's may be traced.
         self.kind = None if compat.is_jax_array(self.lags) else type(self.lags)
-        bridge = choice.bridge_of(library_of(self.lags))
-        self.recorder = bridge if isinstance(bridge, StreamRecorder) else None
         self.advance = self.stream.step
+
+    def handle_of(self, state: StreamState) -> Array | None:
+        """Return by what a recorded operation finds the state, where there are such operations."""
+        return None
 
     def recording(self) -> bool:
         """Return whether a compiler looks on."""
-        return self.recorder is not None and self.recorder.recording()
+        return False
 
     def begin(self, shape: tuple[int, ...], rows: int) -> StreamState:
         """Return a stream without tokens."""
@@ -150,22 +155,18 @@ class Stepper:
 
     def step(self, state: StreamState, x: Array) -> Array:
         """Return the output for the next token; some 1 us more than the engine takes, so nothing is looked up here."""
-        if self.recorder is not None and self.recorder.recording():
-            return self.recorder.record_step(state.handle, x, self.dtype, state.shape)
-        at, shape, rows, full = state.at, state.shape, state.rows, None
-        if x.__class__ is not self.kind or x.dtype is not self.dtype or x.shape != shape or at >= state.end:
-            x, full = self.received(x, shape), self.room(state, 1)
-        if rows is not shape:
-            x = self.xp.reshape(x, rows)
-        if self.half:
-            x = self.xp.astype(x, self.computed)
-        y, state.cache = self.advance(state.cache, at, state.origin + at, state.padding, x)
+        at, full = state.at, None
+        if x.__class__ is not self.kind or x.dtype is not self.dtype or x.shape != state.shape or at >= state.end:
+            x, full = self.received(x, state.shape), self.room(state, 1)
+        elif state.direct:
+            y, state.cache = self.advance(state.cache, at, state.origin + at, state.padding, x)
+            state.at = at + 1
+            return y
+        x = self.xp.astype(self.xp.reshape(x, state.rows), self.computed, copy=False)
+        y, state.cache = self.advance(state.cache, at, state.position, state.padding, x)
         state.at = at + 1
-        if full is not None:
-            y = nan_where(full, y)
-        if self.half:
-            y = self.xp.astype(y, self.dtype)
-        return y if rows is shape else self.xp.reshape(y, shape)
+        y = self.xp.astype(self.xp.reshape(y, state.shape), self.dtype, copy=False)
+        return y if full is None else nan_where(full, y)
 
     def prefill(self, state: StreamState, x: Array, padding: Array | None) -> Array:
         """Return the outputs for the next tokens `(*batch, n, d)`, in one product that reaches over all later ones."""
@@ -220,3 +221,20 @@ class Stepper:
             )
         checked: Array = x
         return checked
+
+
+class RecordedStepper(Stepper):
+    """The same where a compiler may look on, to which each step is then one operation."""
+
+    def __init__(self, plan: StreamPlan, dtype: Any, recorder: StreamRecorder) -> None:
+        """Let a bridge record steps."""
+        super().__init__(plan, dtype)
+        self.handle_of = recorder.handle_of  # type: ignore[method-assign, assignment]
+        self.recording = recorder.recording  # type: ignore[method-assign]
+        self._record_step = recorder.record_step
+
+    def step(self, state: StreamState, x: Array) -> Array:
+        """Return the output for the next token."""
+        if self.recording():
+            return self._record_step(state.handle, x, self.dtype, state.shape)
+        return super().step(state, x)
