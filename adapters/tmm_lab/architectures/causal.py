@@ -1,4 +1,4 @@
-"""What comparison models in PyTorch share: the loss, packed documents kept apart, and texts continued token by token."""
+"""What comparison models share in PyTorch: the loss, packed documents kept apart, texts continued token by token."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ class CausalModel(ABC):
     def decoder(self, batch_size: int, capacity: int) -> Decoder:
         """Begin to read `batch_size` texts of up to `capacity` tokens each."""
 
-    def losses(
-        self, input_ids: Tensor, *, targets: Tensor | None, segment_ids: Tensor | None
-    ) -> dict[str, Tensor]:
+    def losses(self, input_ids: Tensor, *, targets: Tensor | None, segment_ids: Tensor | None) -> dict[str, Tensor]:
         """Return what `forward` returns: see `tmm_adapters.architecture.Architecture.torch_model`.
 
         Raises
@@ -81,7 +79,7 @@ class CausalModel(ABC):
         """
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids.device)
         lengths = mask.sum(dim=1)
-        batches = [torch.nonzero(lengths == n)[:, 0] for n in lengths.unique()]
+        batches = [torch.nonzero(lengths == n)[:, 0] for n in torch.unique(lengths)]
         chance = None if temperature == 0 else Chance(generator, len(input_ids), input_ids.device)
         going = torch.ones(len(input_ids), dtype=torch.bool)
         decoders: list[Decoder] = []
@@ -138,7 +136,7 @@ def by_document(logits: Callable[[Tensor], Tensor], input_ids: Tensor, segment_i
         return logits(input_ids)
     sizes = torch.exp2(torch.ceil(torch.log2(lengths.double()))).long().clamp(max=n)
     tokens, parts, places = input_ids.flatten(), [], []
-    for size in sizes.unique().tolist():
+    for size in torch.unique(sizes).tolist():
         chosen = sizes == size
         offsets = torch.arange(size, device=tokens.device)
         inside = offsets < lengths[chosen, None]  # (documents, size)
@@ -147,4 +145,3 @@ def by_document(logits: Callable[[Tensor], Tensor], input_ids: Tensor, segment_i
         places.append(at[inside])
     order = torch.cat(places).argsort()
     return torch.cat(parts)[order].view(b, n, -1)
-

@@ -12,8 +12,8 @@ __all__ = ["Flops", "attention", "linear", "long_convolution"]
 class Flops:
     """Floating-point operations a token; a multiplication and an addition are two.
 
-    Matrix products, convolutions and Fourier transforms count, as `tmm_lab.evaluation.accounts.count_flops` counts them;
-    what is computed element by element does not.
+    Matrix products, convolutions and Fourier transforms count, as `tmm_lab.evaluation.accounts.count_flops` counts
+    them; what is computed element by element does not.
     """
 
     forward: float
@@ -47,9 +47,9 @@ def attention(d: int, n: int) -> Flops:
 def long_convolution(d: int, n: int, batch: int) -> Flops:
     """Return the operations of `d` causal Toeplitz products, each channel with a filter of its own of `n` lags.
 
-    By right-angle convolution: one complex transform of length n, of 5 n log2 n operations, takes a row of a channel there
-    and one back; the filter's own is shared by the batch. Backward, the adjoint product takes three again, and the
-    gradient of the filter one for each of its two factors and one back.
+    By right-angle convolution: one complex transform of length n, of 5 n log2 n operations, takes a row of a channel
+    there and one back; the filter's own is shared by the batch. Backward, the adjoint product takes three again, and
+    the gradient of the filter one for each of its two factors and one back.
     """
     transform = 5 * math.log2(n) * d
     return Flops((2 + 1 / batch) * transform, (2 + 1 / batch + 2 + 1 / batch + 2 + 1 / batch) * transform)

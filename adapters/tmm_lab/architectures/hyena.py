@@ -4,18 +4,20 @@ With u = W x + b of 3 d channels, each convolved causally with 3 taps of its own
 
     y = W_o (g0 * (T(h) (g1 * v) + D * g1 * v)) + b_o
 
-T(h) is the causal Toeplitz product with a filter h_c of `max_len` lags for each channel c, a head a channel. Lag t of it,
-where features(t) = (t / (n-1), cos f t, -sin f t) for frequencies f = 2 pi / n * (1e-4 .. bands - 1) start a trained table, is
+T(h) is the causal Toeplitz product with a filter h_c of `max_len` lags for each channel c, a head a channel. Lag t of
+it, where features(t) = (t / (n-1), cos f t, -sin f t) for frequencies f = 2 pi / n * (1e-4 .. bands - 1) start a
+trained table, is
 
     h_c[t] = (W4 sin(a sin(a sin(a features(t)))))_c exp(-|delta_c| t / (n-1))
 
-with a linear map before each sine, one trained vector of 64 sine frequencies `a` shared by all three, and fixed rates delta
-from 3.07 to 15.35 over the channels. The block is that of `residual`; there is no position embedding and no final norm.
+with a linear map before each sine, one trained vector of 64 sine frequencies `a` shared by all three, and fixed rates
+delta from 3.07 to 15.35 over the channels. The block is that of `residual`; there is no position embedding and no final
+norm.
 
-`hyena` is the configuration of the Toeplitz paper's experiments, the stand-alone default of the Hyena authors' code: one band,
-whose frequency is nearly 0, and a = 1, so that initial filters are smooth. `hyena-tuned` takes the filters of their language
-models (HazyResearch/safari, configs/experiment/pile/hyena.yaml): 33 features, a = 14. Those models also have MLPs of width
-2 d (`d_mlp`); both are compared with 4 d here, so that they differ in their filters only.
+`hyena` is the configuration of the Toeplitz paper's experiments, the stand-alone default of the Hyena authors' code:
+one band, whose frequency is nearly 0, and a = 1, so that initial filters are smooth. `hyena-tuned` takes the filters of
+their language models (HazyResearch/safari, configs/experiment/pile/hyena.yaml): 33 features, a = 14. Those models also
+have MLPs of width 2 d (`d_mlp`); both are compared with 4 d here, so that they differ in their filters only.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ from tmm_core import streaming
 from tmm_core.errors import InputError
 from tmm_core.fields import Bounds, Count
 
+from .comparison import BATCH, Comparison
 from .flops import Flops, linear, long_convolution
 from .residual import Mixer, ResidualConfig, ResidualModel, residual_flops
 
-__all__ = ["HyenaConfig", "HyenaModel", "HyenaTunedConfig", "flops"]
+__all__ = ["Hyena", "HyenaConfig", "HyenaModel", "HyenaTuned", "HyenaTunedConfig"]
 
 TAPS = 3
 
@@ -159,9 +162,23 @@ class HyenaModel(ResidualModel):
         super().__init__(config, HyenaMixer)
 
 
-def flops(config: HyenaConfig, n: int, batch: int) -> Flops:
-    """Return the operations a token of texts of `n` tokens, `batch` of them at a time, which share the filters."""
-    d, width = config.d_model, config.filter_width
-    network = linear(width * (config.n_features + 2 * width + d)) * (1 / batch)
-    mixer = linear(4 * d * d + TAPS * 3 * d) + network + long_convolution(d, n, batch)
-    return residual_flops(config, mixer)
+class Hyena(Comparison[HyenaConfig]):
+    """Hyena as the experiments of the Toeplitz paper configure it."""
+
+    title = "Hyena"
+    config_class = HyenaConfig
+    model_class = HyenaModel
+
+    def flops(self, config: HyenaConfig, n: int, batch: int = BATCH) -> Flops:
+        """Return the operations a token of texts of `n` tokens, `batch` of them at a time, which share the filters."""
+        d, width = config.d_model, config.filter_width
+        network = linear(width * (config.n_features + 2 * width + d)) * (1 / batch)
+        mixer = linear(4 * d * d + TAPS * 3 * d) + network + long_convolution(d, n, batch)
+        return residual_flops(config, mixer)
+
+
+class HyenaTuned(Hyena):
+    """Hyena with the filters of its authors' language models."""
+
+    title = "Hyena, tuned"
+    config_class = HyenaTunedConfig

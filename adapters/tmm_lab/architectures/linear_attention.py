@@ -4,15 +4,16 @@ For each of h heads of e = d/h channels, with q, k, v (n, e) linear in x, and fe
 
     y_t = (sum_{s<=t} v_s psi(k_s)^T) phi(q_t) / (psi(k_1) + ... + psi(k_t)) . phi(q_t)
 
-computed in chunks of 64 tokens: those before the chunk by their sum, (e, e + 1), those inside it by a masked square. Heads
-are concatenated and projected. Sums are of float32 or wider.
+computed in chunks of 64 tokens: those before the chunk by their sum, (e, e + 1), those inside it by a masked square.
+Heads are concatenated and projected. Sums are of float32 or wider.
 
 `features="elu"`: phi = psi = elu + 1 (Katharopoulos et al., arXiv 2006.16236), which neither overflows nor vanishes.
-`features="exp"`: the Toeplitz paper's experiments, by linear-attention-transformer: phi = softmax / sqrt(e) over the channels,
-psi = exp, which is not normalised and overflows, and a denominator of at least 1e-3.
+`features="exp"`: the Toeplitz paper's experiments, by linear-attention-transformer: phi = softmax / sqrt(e) over the
+channels, psi = exp, which is not normalised and overflows, and a denominator of at least 1e-3.
 
-The rest is that library's model as those experiments configure it, with its residuals: the block of `residual`, an embedding of
-positions that is the sum of one of t // 128 and one of t mod 128, a final norm, a bias of the output projection.
+The rest is that library's model as those experiments configure it, with its residuals: the block of `residual`, an
+embedding of positions that is the sum of one of t // 128 and one of t mod 128, a final norm, a bias of the output
+projection.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from torch import Tensor, nn
 
 from tmm_core.fields import Count
 
-from .config import check_heads
+from .comparison import BATCH, Comparison, ComparisonConfig, check_heads
 from .flops import Flops, linear
 from .residual import Mixer, ResidualConfig, ResidualModel, residual_flops
 
-__all__ = ["LinearAttentionConfig", "LinearAttentionModel", "attend", "flops"]
+__all__ = ["LinearAttention", "LinearAttentionConfig", "LinearAttentionModel", "attend"]
 
 CHUNK = 64
 """Tokens of a chunk."""
@@ -57,7 +58,7 @@ class LinearAttentionConfig(ResidualConfig):
         check_heads(self.n_heads, self.d_model)
 
 
-class LinearAttention(Mixer):
+class Attention(Mixer):
     """Attention by sums of features."""
 
     def __init__(self, config: LinearAttentionConfig) -> None:
@@ -90,7 +91,7 @@ class LinearAttention(Mixer):
         return cast(Tensor, self.out_proj(y.transpose(1, 2).flatten(2).to(x.dtype)))
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).to(_wide(x.dtype))
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2).to(_wide(x.dtype))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sums: Tensor, *, least: float) -> tuple[Tensor, Tensor]:
@@ -114,21 +115,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sums: Tensor, *, least: float) -> tu
 
     Notes
     -----
-    O(n e (e + chunk)) time and memory for n e / chunk sums of e numbers. Error: sums of positive terms, rounded n/64 + 64 times.
+    O(n e (e + chunk)) time and memory for n e / chunk sums of e numbers. Error: sums of positive terms, rounded n/64 +
+    64 times.
     """
     n, e = q.shape[-2:]
     chunk = min(CHUNK, n)
     v = F.pad(v, (0, 1), value=1.0)  # the last column sums the weights
-    q, k, v = (F.pad(a, (0, 0, 0, -n % chunk)).unflatten(2, (-1, chunk)) for a in (q, k, v))  # (b, h, m, chunk, .)
+    b, h, m = *q.shape[:2], -(-n // chunk)
+    q, k, v = (F.pad(a, (0, 0, 0, m * chunk - n)).view(b, h, m, chunk, -1) for a in (q, k, v))
     totals = torch.cat([sums[:, :, None], k.mT @ v], dim=2).cumsum(2)  # (b, h, m + 1, e, e + 1)
     y = ((q @ k.mT).tril() @ v + q @ totals[:, :, :-1]).flatten(2, 3)[:, :, :n]  # (b, h, n, e + 1)
-    return y[..., :e] / y[..., e:].clamp(min=least), totals[:, :, -1]
+    return y[..., :e] / y[..., e:].clamp(min=least), totals[:, :, -1].clone()  # a view keeps all sums
 
 
 class AxialPositions(nn.Module):
     """The sum of an embedding of a position's row and one of its column."""
 
-    def __init__(self, config: ResidualConfig) -> None:
+    def __init__(self, config: ComparisonConfig) -> None:
         """Make two tables that reach as far as the context."""
         super().__init__()
         self.rows = nn.Embedding(-(-config.max_len // COLUMNS), config.d_model)
@@ -146,20 +149,27 @@ class LinearAttentionModel(ResidualModel):
         """Make the model with PyTorch's initial parameters."""
         super().__init__(
             config,
-            LinearAttention,
+            Attention,
             positions=AxialPositions(config),
             final_norm=True,
             head_bias=True,
         )
 
 
-def flops(config: LinearAttentionConfig, n: int) -> Flops:
-    """Return the operations a token of texts of `n` tokens."""
-    d = config.d_model
-    e, chunk = d // config.n_heads, min(CHUNK, n)
-    padded = -(-n // chunk) * chunk / n
-    attention = linear(d * (2 * (e + 1)) + d * chunk + config.n_heads * (e + 1) * chunk) * padded
-    return residual_flops(config, linear(4 * d * d) + attention)
+class LinearAttention(Comparison[LinearAttentionConfig]):
+    """Linear attention."""
+
+    title = "linear attention"
+    config_class = LinearAttentionConfig
+    model_class = LinearAttentionModel
+
+    def flops(self, config: LinearAttentionConfig, n: int, batch: int = BATCH) -> Flops:
+        """Return the operations a token of texts of `n` tokens."""
+        d = config.d_model
+        e, chunk = d // config.n_heads, min(CHUNK, n)
+        padded = -(-n // chunk) * chunk / n
+        attention = linear(d * (2 * (e + 1)) + d * chunk + config.n_heads * (e + 1) * chunk) * padded
+        return residual_flops(config, linear(4 * d * d) + attention)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -2,25 +2,26 @@
 
     x += W_o attention(rope(W_q norm(x)), rope(W_k norm(x)), W_v norm(x));  x += W_3 (silu(W_1 norm(x)) * W_2 norm(x))
 
-with RMSNorm, h heads of d/h channels, rotary positions, no biases, a final norm and an output projection of its own. `d_mlp` is the
-inner width of the gated MLP, whose three maps have d x d_mlp weights each; the Toeplitz paper's experiments take 4 d.
+with RMSNorm, h heads of d/h channels, rotary positions, no biases, a final norm and an output projection of its own.
+`d_mlp` is the inner width of the gated MLP, whose three maps have d x d_mlp weights each; the Toeplitz paper's
+experiments take 4 d.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transformers import LlamaConfig as TransformersConfig
 from transformers import LlamaForCausalLM
 
 from tmm_core.fields import Count
 
-from .config import ComparisonConfig, check_heads
+from .comparison import BATCH, Comparison, ComparisonConfig, check_heads
 from .flops import Flops, attention, linear
 from .transformers_models import NO_SPECIAL_TOKENS, TransformersModel
 
-__all__ = ["LlamaConfig", "LlamaModel", "flops"]
+__all__ = ["Llama", "LlamaConfig", "LlamaModel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class LlamaConfig(ComparisonConfig):
         """Inner width of the gated MLP."""
         return 4 * self.d_model if self.d_mlp is None else self.d_mlp
 
-    def to_transformers(self) -> TransformersConfig:
+    def to_transformers(self) -> Any:
         """Return the configuration of transformers."""
         return TransformersConfig(
             vocab_size=self.vocab_size,
@@ -57,7 +58,7 @@ class LlamaConfig(ComparisonConfig):
         )
 
 
-class LlamaModel(TransformersModel, LlamaForCausalLM):
+class LlamaModel(TransformersModel, LlamaForCausalLM):  # type: ignore[no-untyped-call]
     """The language model."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -65,8 +66,16 @@ class LlamaModel(TransformersModel, LlamaForCausalLM):
         super().__init__(config.to_transformers())
 
 
-def flops(config: LlamaConfig, n: int) -> Flops:
-    """Return the operations a token of texts of `n` tokens."""
-    d = config.d_model
-    block = linear(4 * d * d + 3 * d * config.mlp_width) + attention(d, n)
-    return block * config.n_layers + linear(d * config.vocab_size)
+class Llama(Comparison[LlamaConfig]):
+    """Llama, of transformers."""
+
+    title = "Llama"
+    config_class = LlamaConfig
+    model_class: ClassVar[type[Any]] = LlamaModel
+    limited = False
+
+    def flops(self, config: LlamaConfig, n: int, batch: int = BATCH) -> Flops:
+        """Return the operations a token of texts of `n` tokens."""
+        d = config.d_model
+        block = linear(4 * d * d + 3 * d * config.mlp_width) + attention(d, n)
+        return block * config.n_layers + linear(d * config.vocab_size)

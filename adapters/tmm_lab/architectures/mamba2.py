@@ -1,19 +1,20 @@
 """Mamba 2 (arXiv 2405.21060), a selective state space model: the modules of transformers' `Mamba2ForCausalLM`.
 
-For each of H heads of P = 2 d / H channels, with B and C (N) shared by the heads of a group, a step dt > 0 and a rate a < 0,
+For each of H heads of P = 2 d / H channels, with B and C (N) shared by the heads of a group, a step dt > 0 and a rate a
+< 0,
 
     S_t = exp(dt_t a) S_{t-1} + dt_t x_t B_t^T  (P, N);  y_t = S_t C_t + D x_t
 
-x, B, C are linear in the normalised residual stream, convolved causally with 4 taps, through SiLU; y is gated by SiLU of another
-linear map, normalised and projected back. There is no MLP. The state is computed in chunks, whose size changes the speed and the
-memory but not the result. Defaults are the shape of the Toeplitz paper's experiments: 8 heads and groups, N = d/2, so that a state has
-d^2 numbers. Initial values are transformers' own.
+x, B, C are linear in the normalised residual stream, convolved causally with 4 taps, through SiLU; y is gated by SiLU
+of another linear map, normalised and projected back. There is no MLP. The state is computed in chunks, whose size
+changes the speed and the memory but not the result. Defaults are the shape of the Toeplitz paper's experiments: 8 heads
+and groups, N = d/2, so that a state has d^2 numbers. Initial values are transformers' own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transformers import Mamba2Config as TransformersConfig
 from transformers import Mamba2ForCausalLM
@@ -21,11 +22,11 @@ from transformers import Mamba2ForCausalLM
 from tmm_core.errors import InputError
 from tmm_core.fields import Count
 
-from .config import ComparisonConfig
+from .comparison import BATCH, Comparison, ComparisonConfig
 from .flops import Flops, linear
 from .transformers_models import NO_SPECIAL_TOKENS, TransformersModel
 
-__all__ = ["Mamba2Config", "Mamba2Model", "flops"]
+__all__ = ["Mamba2", "Mamba2Config", "Mamba2Model"]
 
 EXPAND = 2
 TAPS = 4
@@ -49,10 +50,9 @@ class Mamba2Config(ComparisonConfig):
     def __post_init__(self) -> None:
         """Refuse what cannot be a model."""
         super().__post_init__()
-        if EXPAND * self.d_model % self.n_heads:
-            raise InputError(
-                f"n_heads={self.n_heads} does not divide the inner width of {EXPAND} * d_model = {EXPAND * self.d_model}"
-            )
+        inner = EXPAND * self.d_model
+        if inner % self.n_heads:
+            raise InputError(f"n_heads={self.n_heads} does not divide the inner width, {EXPAND} d_model = {inner}")
         if self.n_heads % self.n_groups:
             raise InputError(f"n_groups={self.n_groups} does not divide n_heads={self.n_heads}")
         if self.state_size is None and self.d_model % 2:
@@ -63,7 +63,7 @@ class Mamba2Config(ComparisonConfig):
         """Numbers a channel of the state."""
         return self.d_model // 2 if self.state_size is None else self.state_size
 
-    def to_transformers(self) -> TransformersConfig:
+    def to_transformers(self) -> Any:
         """Return the configuration of transformers."""
         return TransformersConfig(
             vocab_size=self.vocab_size,
@@ -80,7 +80,7 @@ class Mamba2Config(ComparisonConfig):
         )
 
 
-class Mamba2Model(TransformersModel, Mamba2ForCausalLM):
+class Mamba2Model(TransformersModel, Mamba2ForCausalLM):  # type: ignore[no-untyped-call]
     """The language model."""
 
     def __init__(self, config: Mamba2Config) -> None:
@@ -88,14 +88,22 @@ class Mamba2Model(TransformersModel, Mamba2ForCausalLM):
         super().__init__(config.to_transformers())
 
 
-def flops(config: Mamba2Config, n: int) -> Flops:
-    """Return the operations a token of texts of `n` tokens, computed in chunks by einsums."""
-    d, chunk = config.d_model, config.chunk_size
-    inner, state, groups = EXPAND * d, config.state, 2 * config.n_groups * config.state
-    chunks = -(-n // chunk)
-    scan = chunk * (config.n_heads * state + inner)  # the squares inside chunks, and what they weigh
-    scan += 2 * inner * state  # into the states of chunks, and out of them
-    scan *= chunks * chunk / n  # the last one is padded
-    between = (chunks + 1) ** 2 * inner * state / n  # every chunk's state reaches all later ones
-    projections = d * (2 * inner + groups + config.n_heads) + inner * d + TAPS * (inner + groups)
-    return linear(projections + scan + between) * config.n_layers + linear(d * config.vocab_size)
+class Mamba2(Comparison[Mamba2Config]):
+    """Mamba 2, of transformers."""
+
+    title = "Mamba 2"
+    config_class = Mamba2Config
+    model_class = Mamba2Model
+    limited = False
+
+    def flops(self, config: Mamba2Config, n: int, batch: int = BATCH) -> Flops:
+        """Return the operations a token of texts of `n` tokens, computed in chunks by einsums."""
+        d, chunk = config.d_model, config.chunk_size
+        inner, state, groups = EXPAND * d, config.state, 2 * config.n_groups * config.state
+        chunks = -(-n // chunk)
+        scan: float = chunk * (config.n_heads * state + inner)  # the squares inside chunks, and what they weigh
+        scan += 2 * inner * state  # into the states of chunks, and out of them
+        scan *= chunks * chunk / n  # the last one is padded
+        between = (chunks + 1) ** 2 * inner * state / n  # every chunk's state reaches all later ones
+        projections = d * (2 * inner + groups + config.n_heads) + inner * d + TAPS * (inner + groups)
+        return linear(projections + scan + between) * config.n_layers + linear(d * config.vocab_size)

@@ -4,10 +4,10 @@ With channels c, positions t and s, a bias a position, and kernel size m over ne
 
     y[t, c] = bias[t] + sum_{s<=t} sum_{i<m} W[t, s, i] x[s, c + i - (m-1)//2]
 
-The flat layer shares W over all channels. With heads, x is projected (d -> d) into h heads of d/h channels, each of which has its
-own W and bias, and the concatenated heads are projected back. A TMM's matrix is this one with W[t, s] a function of t - s. The block is
-that of `residual`: mixing comes first, unlike the paper's TMM; no final norm. Weights W are (h, n, n, m), and what they
-hold above the diagonal is never read.
+The flat layer shares W over all channels. With heads, x is projected (d -> d) into h heads of d/h channels, each of
+which has its own W and bias, and the concatenated heads are projected back. A TMM's matrix is this one with W[t, s] a
+function of t - s. The block is that of `residual`: mixing comes first, unlike the paper's TMM; no final norm. Weights W
+are (h, n, n, m), and what they hold above the diagonal is never read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from tmm_core.fields import Count, Size
 
-from .config import check_heads
+from .comparison import BATCH, Comparison, check_heads
 from .flops import Flops, linear
 from .residual import Mixer, ResidualConfig, ResidualModel, residual_flops
 
-__all__ = ["MaskedMixerConfig", "MaskedMixerModel", "flops"]
+__all__ = ["MaskedMixer", "MaskedMixerConfig", "MaskedMixerModel"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class MaskedMixing(Mixer):
     def extend(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
         """Return the mixed next tokens: O(n d) each."""
         h, _, _, m = self.weight.shape
-        x = self.in_proj(x).unflatten(-1, (h, -1)).transpose(1, 2)  # (b, h, t, d/h)
+        x = self.in_proj(x).view(*x.shape[:2], h, -1).transpose(1, 2)  # (b, h, t, d/h)
         if cache["inputs"] is not None:
             x = torch.cat([cache["inputs"], x], dim=2)  # (b, h, n, d/h)
         begin, (n, width) = 0 if cache["inputs"] is None else cache["inputs"].shape[2], x.shape[2:]
@@ -95,8 +95,15 @@ class MaskedMixerModel(ResidualModel):
         super().__init__(config, MaskedMixing)
 
 
-def flops(config: MaskedMixerConfig, n: int) -> Flops:
-    """Return the operations a token of texts of `n` tokens; the square of weights counts whole, as it is computed."""
-    d = config.d_model
-    projections = 2 * d * d if config.n_heads else 0
-    return residual_flops(config, linear(config.kernel_size * n * d + projections))
+class MaskedMixer(Comparison[MaskedMixerConfig]):
+    """The masked mixer."""
+
+    title = "masked mixer"
+    config_class = MaskedMixerConfig
+    model_class = MaskedMixerModel
+
+    def flops(self, config: MaskedMixerConfig, n: int, batch: int = BATCH) -> Flops:
+        """Return the operations a token of texts of `n` tokens; the square of weights counts whole."""
+        d = config.d_model
+        projections = 2 * d * d if config.n_heads else 0
+        return residual_flops(config, linear(config.kernel_size * n * d + projections))

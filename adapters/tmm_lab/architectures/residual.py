@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tmm_core.fields import Count
 
 from .causal import CausalModel, Decoder
-from .config import ComparisonConfig
+from .comparison import ComparisonConfig
 from .flops import Flops, linear
 
 __all__ = ["Mixer", "ResidualConfig", "ResidualModel", "residual_flops"]

@@ -1,7 +1,8 @@
 """What a PyTorch language model costs: parameters, operations, memory and time, measured alike for every architecture.
 
-"At equal cost" has several meanings, which contradict each other, so comparisons report each of these accounts. All take the model
-itself, as `tmm_adapters.architecture.Architecture.torch_model` makes it, and random tokens, which cost what others do.
+"At equal cost" has several meanings, which contradict each other, so comparisons report each of these accounts. All
+take the model itself, as `tmm_adapters.architecture.Architecture.torch_model` makes it, and random tokens, which cost
+what others do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,9 +24,19 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from tmm_adapters.torch import LanguageModel
+
 from ..architectures.flops import Flops
 
-__all__ = ["Parameters", "Speeds", "cache_bytes", "count_flops", "count_parameters", "peak_bytes", "speeds", "stored_bytes"]
+__all__ = [
+    "Parameters",
+    "Speeds",
+    "cache_bytes",
+    "count_flops",
+    "count_parameters",
+    "peak_bytes",
+    "speeds",
+    "stored_bytes",
+]
 
 Shape = Sequence[int]
 
@@ -64,9 +76,10 @@ def count_parameters(model: nn.Module, vocab_size: int) -> Parameters:
 def count_flops(model: nn.Module, vocab_size: int, *, batch: int, n: int) -> Flops:
     """Return the floating-point operations a token, counted as they are dispatched.
 
-    Matrix products, convolutions, attention and Fourier transforms, of 5 N log2 N for N complex numbers and half of it for
-    real ones, count; what is done element by element does not. A causal Toeplitz product counts as the transforms of length n
-    that it takes, one for each filter and one there and back for each channel and row, whichever engine computes it.
+    Matrix products, convolutions, attention and Fourier transforms, of 5 N log2 N for N complex numbers and half of it
+    for real ones, count; what is done element by element does not. A causal Toeplitz product counts as the transforms
+    of length n that it takes, one for each filter and one there and back for each channel and row, whichever engine
+    computes it.
 
     Parameters
     ----------
@@ -79,7 +92,7 @@ def count_flops(model: nn.Module, vocab_size: int, *, batch: int, n: int) -> Flo
     """
     ids, targets = _tokens(model, vocab_size, batch, n)
     with torch.no_grad():
-        model(ids)  # the first product registers its operations
+        model(ids, targets=targets)  # the first product registers its operations
     toeplitz = {getattr(torch.ops.tmm_core, name, None): formula for name, formula in _TOEPLITZ.items()}
     counted = []
     for backward in (False, True):
@@ -115,23 +128,26 @@ def stored_bytes(model: nn.Module, vocab_size: int, *, batch: int, n: int) -> fl
 def peak_bytes(model: nn.Module, vocab_size: int, *, batch: int, n: int) -> int:
     """Return the most bytes that PyTorch's tensors take at once during a step of training with AdamW.
 
-    Parameters, gradients and both moments are among them. What engines that are not PyTorch's take meanwhile is not seen.
+    Parameters, gradients and both moments are among them. What engines that are not PyTorch's take meanwhile is not
+    seen.
     """
     step = _TrainingStep(model, vocab_size, batch, n)
     step()  # AdamW makes its moments in the first
     moments = [value for state in step.optimizer.state.values() for value in state.values()]
-    with _LiveBytes([*model.parameters(), *model.buffers(), *moments]) as live:
+    live = _LiveBytes([*model.parameters(), *model.buffers(), *moments])
+    with live:
         step()
     return live.most
 
 
-class _LiveBytes(TorchDispatchMode):
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The bytes of tensors that are alive, and the most that were at once."""
 
     def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
         """Count tensors that are there already."""
-        super().__init__()
-        self.now = self.most = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now: int = 0
+        self.most: int = 0
         self._known: set[int] = set()
         for tensor in tensors:
             self._add(tensor)
@@ -159,13 +175,14 @@ class _LiveBytes(TorchDispatchMode):
 def cache_bytes(model: nn.Module, vocab_size: int, *, n: int) -> int:
     """Return the bytes that are kept of a text from one token to the next: what another text adds to a batch.
 
-    The most for a text of up to `n` tokens: after its first, when an exact stream holds a place for each to come, or after its
-    last, when each has left keys and values.
+    The most for a text of up to `n` tokens: after its first, when an exact stream holds a place for each to come, or
+    after its last, when each has left keys and values.
     """
     prompt = _tokens(model, vocab_size, 2, n)[0]
 
     def kept(batch: int, tokens: int) -> int:
-        with _LiveBytes() as live:
+        live = _LiveBytes()
+        with live:
             reader = _Reader(model, batch, n)
             reader.extend(prompt[:batch, :tokens])
             gc.collect()
@@ -211,14 +228,16 @@ def speeds(
             prompt = _tokens(model, vocab_size, batch, n)[0]
             took = (
                 _seconds(training[name], prompt),
-                _seconds(lambda model=model, prompt=prompt: _Reader(model, batch, n).extend(prompt), prompt),
+                _seconds(partial(_prefill, model, prompt), prompt),
                 _decoding_seconds(_Reader(model, batch, n), prompt, steps),
             )
             if turn:
                 seconds[name].append(took)
     tokens = (batch * n, batch * n, batch * steps)
     return {
-        name: Speeds(*(count / statistics.median(times) for count, times in zip(tokens, zip(*took, strict=True), strict=True)))
+        name: Speeds(
+            *(count / statistics.median(times) for count, times in zip(tokens, zip(*took, strict=True), strict=True))
+        )
         for name, took in seconds.items()
     }
 
@@ -259,6 +278,10 @@ class _TrainingStep:
         self.optimizer.zero_grad()
 
 
+def _prefill(model: nn.Module, prompt: Tensor) -> None:
+    _Reader(model, *prompt.shape).extend(prompt)
+
+
 def _decoding_seconds(reader: _Reader, prompt: Tensor, steps: int) -> float:
     """Return the seconds that the last tokens take, one after the other."""
     reader.extend(prompt[:, :-steps])
@@ -272,11 +295,12 @@ def _decoding_seconds(reader: _Reader, prompt: Tensor, steps: int) -> float:
 
 def _seconds(work: Callable[[], object], beside: Tensor) -> float:
     """Return how long work takes on the device of a tensor."""
-    synchronize = torch.cuda.synchronize if beside.is_cuda else lambda: None
-    synchronize()
+    if beside.is_cuda:
+        torch.cuda.synchronize()
     begin = time.perf_counter()
     work()
-    synchronize()
+    if beside.is_cuda:
+        torch.cuda.synchronize()
     return time.perf_counter() - begin
 
 
@@ -320,7 +344,7 @@ def _attention_backward(grad: Shape, q: Shape, k: Shape, v: Shape, *_: Any, **__
 def _convolution_backward(grad: Shape, x: Shape, w: Shape, *options: Any, **__: Any) -> float:
     """Count a product for each gradient; FlopCounterMode takes no account of groups here."""
     wanted = options[-1]
-    return 2 * math.prod(grad[:1] + grad[2:]) * math.prod(w) * (wanted[0] + wanted[1])
+    return 2 * math.prod((grad[0], *grad[2:])) * math.prod(w) * int(wanted[0] + wanted[1])
 
 
 def _matmul(w: Shape, x: Shape, *_: Any, **__: Any) -> float:
