@@ -12,20 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from transformers import LlamaConfig as TransformersConfig
-from transformers import LlamaForCausalLM
+import transformers
 
 from tmm_core.fields import Count
 
-from .comparison import BATCH, Comparison, ComparisonConfig, check_heads
+from .comparison import BATCH, check_heads
 from .flops import Flops, attention, linear
-from .transformers_models import NO_SPECIAL_TOKENS, TransformersModel
+from .transformers_models import NO_SPECIAL_TOKENS, TransformersArchitecture, TransformersConfig, TransformersModel
 
 __all__ = ["Llama", "LlamaConfig", "LlamaModel"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(ComparisonConfig):
+class LlamaConfig(TransformersConfig):
     """Describe a Llama."""
 
     model_type: ClassVar[str] = "llama"
@@ -47,7 +46,7 @@ class LlamaConfig(ComparisonConfig):
 
     def to_transformers(self) -> Any:
         """Return the configuration of transformers."""
-        return TransformersConfig(
+        return transformers.LlamaConfig(
             vocab_size=self.vocab_size,
             max_position_embeddings=self.max_len,
             hidden_size=self.d_model,
@@ -58,7 +57,7 @@ class LlamaConfig(ComparisonConfig):
         )
 
 
-class LlamaModel(TransformersModel, LlamaForCausalLM):  # type: ignore[no-untyped-call]
+class LlamaModel(TransformersModel, transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]
     """The language model."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -66,13 +65,12 @@ class LlamaModel(TransformersModel, LlamaForCausalLM):  # type: ignore[no-untype
         super().__init__(config.to_transformers())
 
 
-class Llama(Comparison[LlamaConfig]):
+class Llama(TransformersArchitecture[LlamaConfig]):
     """Llama, of transformers."""
 
     title = "Llama"
     config_class = LlamaConfig
     model_class: ClassVar[type[Any]] = LlamaModel
-    limited = False
 
     def flops(self, config: LlamaConfig, n: int, batch: int = BATCH) -> Flops:
         """Return the operations a token of texts of `n` tokens."""

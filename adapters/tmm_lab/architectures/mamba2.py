@@ -16,15 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from transformers import Mamba2Config as TransformersConfig
-from transformers import Mamba2ForCausalLM
+import transformers
 
 from tmm_core.errors import InputError
 from tmm_core.fields import Count
 
-from .comparison import BATCH, Comparison, ComparisonConfig
+from .comparison import BATCH
 from .flops import Flops, linear
-from .transformers_models import NO_SPECIAL_TOKENS, TransformersModel
+from .transformers_models import NO_SPECIAL_TOKENS, TransformersArchitecture, TransformersConfig, TransformersModel
 
 __all__ = ["Mamba2", "Mamba2Config", "Mamba2Model"]
 
@@ -33,7 +32,7 @@ TAPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Config(ComparisonConfig):
+class Mamba2Config(TransformersConfig):
     """Describe a Mamba 2."""
 
     model_type: ClassVar[str] = "mamba2"
@@ -65,7 +64,7 @@ class Mamba2Config(ComparisonConfig):
 
     def to_transformers(self) -> Any:
         """Return the configuration of transformers."""
-        return TransformersConfig(
+        return transformers.Mamba2Config(
             vocab_size=self.vocab_size,
             hidden_size=self.d_model,
             num_hidden_layers=self.n_layers,
@@ -80,7 +79,7 @@ class Mamba2Config(ComparisonConfig):
         )
 
 
-class Mamba2Model(TransformersModel, Mamba2ForCausalLM):  # type: ignore[no-untyped-call]
+class Mamba2Model(TransformersModel, transformers.Mamba2ForCausalLM):  # type: ignore[no-untyped-call]
     """The language model."""
 
     def __init__(self, config: Mamba2Config) -> None:
@@ -88,13 +87,12 @@ class Mamba2Model(TransformersModel, Mamba2ForCausalLM):  # type: ignore[no-unty
         super().__init__(config.to_transformers())
 
 
-class Mamba2(Comparison[Mamba2Config]):
+class Mamba2(TransformersArchitecture[Mamba2Config]):
     """Mamba 2, of transformers."""
 
     title = "Mamba 2"
     config_class = Mamba2Config
     model_class = Mamba2Model
-    limited = False
 
     def flops(self, config: Mamba2Config, n: int, batch: int = BATCH) -> Flops:
         """Return the operations a token of texts of `n` tokens, computed in chunks by einsums."""

@@ -2,17 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from abc import ABC, abstractmethod
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .causal import CausalModel, Decoder
+from tmm_adapters.architecture import config_to_dict
 
-__all__ = ["NO_SPECIAL_TOKENS", "TransformersModel"]
+from .causal import CausalModel, Decoder
+from .comparison import Comparison, ComparisonConfig
+
+__all__ = ["NO_SPECIAL_TOKENS", "TransformersArchitecture", "TransformersConfig", "TransformersModel"]
 
 NO_SPECIAL_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 """Which tokens begin and end a text is the tokenizer's business."""
+
+
+class TransformersConfig(ComparisonConfig, ABC):
+    """The size of a model of transformers."""
+
+    @abstractmethod
+    def to_transformers(self) -> Any:
+        """Return the configuration of transformers."""
+
+
+C = TypeVar("C", bound=TransformersConfig)
+
+
+class TransformersArchitecture(Comparison[C]):
+    """An architecture whose model folders are those of transformers: its `from_pretrained` loads them."""
+
+    limited = False
+
+    def file_fields(self, config: C) -> dict[str, Any]:
+        """Return the fields of transformers, and the configuration itself as `tmm`."""
+        theirs = next(cls for cls in self.model_class.__mro__ if cls.__module__.startswith("transformers."))
+        fields: dict[str, Any] = config.to_transformers().to_diff_dict()
+        return {**fields, "architectures": [theirs.__name__], "tmm": config_to_dict(config)}
 
 
 class TransformersModel(CausalModel):
