@@ -102,9 +102,9 @@ def test_caches_hold_what_they_must(name):
     assert found == pytest.approx(2 * 4 * CACHES[name](64, 32), rel=0.1)
 
 
-def test_a_stream_of_a_tmm_holds_a_number_a_place_and_channel():
+def test_a_stream_of_a_tmm_holds_a_number_for_each_place_to_come_and_channel():
     config = TMMConfig(d_model=64, n_layers=2, max_len=64)
-    assert cache_bytes(LanguageModel(config), config.vocab_size, n=32) == 2 * 4 * 64 * 32
+    assert cache_bytes(LanguageModel(config), config.vocab_size, n=32) == 2 * 4 * 64 * (32 - 1)
 
 
 def test_speeds_are_those_of_each_model():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tmm_adapters.generation import ContextFullError
-from tmm_adapters.torch.sampling import Chance, draw
-from tmm_core.errors import InputError
+from tmm_adapters.torch.batches import check_tokens
+from tmm_adapters.torch.generation import TextGeneration
+from tmm_core.errors import InputError, UnsupportedError
 from tmm_core.lm import IGNORED
 
 __all__ = ["CausalModel", "Decoder", "by_document"]
@@ -25,11 +25,13 @@ class Decoder(ABC):
         """Take the next tokens (b, t) of each text, and return the logits (b, V) of the token after the last."""
 
 
-class CausalModel(ABC):
+class CausalModel(TextGeneration, ABC):
     """A language model whose logits see no later token; the other base of a subclass is a module of PyTorch."""
 
+    vocab_size: int
+    """Number of token ids."""
     longest_text: float
-    """Tokens that a text can have."""
+    """Tokens that a text can have, or infinity."""
 
     @abstractmethod
     def logits(self, input_ids: Tensor) -> Tensor:
@@ -44,9 +46,10 @@ class CausalModel(ABC):
 
         Raises
         ------
-        ValueError
-            If the rows are longer than the model's longest text.
+        TypeError, ValueError
+            If tokens are no integers of the vocabulary, or rows are longer than the model's longest text.
         """
+        input_ids = check_tokens("input_ids", input_ids, self.vocab_size)
         if input_ids.shape[-1] > self.longest_text:
             raise InputError(
                 f"input_ids have {input_ids.shape[-1]} positions, and the model ends at max_len={self.longest_text}: "
@@ -59,60 +62,72 @@ class CausalModel(ABC):
         loss = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         return {"loss": loss, "logits": logits}
 
-    @torch.no_grad()
-    def new_tokens(
-        self,
-        input_ids: Tensor,
-        max_new_tokens: int,
-        *,
-        attention_mask: Tensor | None = None,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float = 0.95,
-        generator: torch.Generator | None = None,
-        stop_token: int | None = None,
-        end_where_full: bool = False,
-    ) -> Iterator[Tensor]:
-        """Yield the tokens (b,) that continue prompts (b, n); see `tmm_adapters.torch.LanguageModel.new_tokens`.
+    # One token at a time, as `tmm_adapters.torch.generation` asks for it
 
-        Prompts of one length are read together, those of different lengths apart.
-        """
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids.device)
-        lengths = mask.sum(dim=1)
-        batches = [torch.nonzero(lengths == n)[:, 0] for n in torch.unique(lengths)]
-        chance = None if temperature == 0 else Chance(generator, len(input_ids), input_ids.device)
-        going = torch.ones(len(input_ids), dtype=torch.bool)
-        decoders: list[Decoder] = []
-        written = [input_ids]
-        tokens = torch.full((len(input_ids),), stop_token or 0, device=input_ids.device)
-        for count in range(max_new_tokens):
-            full = (lengths + count > self.longest_text).cpu()
-            if bool((going & full).any()) and not (end_where_full and count):
-                raise ContextFullError(self.longest_text, torch.cat(written, dim=1))
-            going &= ~full
-            if not bool(going.any()):
-                return
-            uniform = None if chance is None else chance.uniform(count)
-            following = torch.full_like(tokens, stop_token or 0)
-            for i, rows in enumerate(batches):
-                if not bool(going[rows.cpu()].any()):
-                    continue
-                n = int(lengths[rows[0]])
-                if count == 0:
-                    capacity = int(min(n + max_new_tokens - 1, self.longest_text))
-                    decoders.append(self.decoder(len(rows), max(n, capacity)))
-                    logits = decoders[i].extend(input_ids[rows][mask[rows].bool()].view(len(rows), n))
-                else:
-                    logits = decoders[i].extend(tokens[rows, None])
-                chosen = None if uniform is None else uniform[rows]
-                following[rows] = draw(
-                    logits, chosen, counts=going[rows.cpu()], temperature=temperature, top_k=top_k, top_p=top_p
-                )
-            tokens = torch.where(going.to(tokens.device), following, stop_token or 0)
-            if stop_token is not None:
-                going &= (tokens != stop_token).cpu()
-            written.append(tokens[:, None])
-            yield tokens.clone()
+    def checked_tokens(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return tokens and mask as they are taken, refused where they are none."""
+        return check_tokens("input_ids", input_ids, self.vocab_size), attention_mask
+
+    def stream_plan(self, capacity: int) -> int:
+        """Return the tokens that texts can have."""
+        return capacity
+
+    def stream_init(self, plan: int, batch_size: int) -> _Texts:
+        """Begin texts."""
+        return _Texts(batch_size)
+
+    @torch.no_grad()
+    def stream_prefill(
+        self, plan: int, state: _Texts, input_ids: Tensor, attention_mask: Tensor | None = None
+    ) -> tuple[Tensor, _Texts]:
+        """Take prompts (b, n), padded on the left; return the logits (b, V) of the tokens after them."""
+        b, n = input_ids.shape
+        lengths = torch.full((b,), n) if attention_mask is None else attention_mask.sum(dim=1).cpu()
+        if not state.groups:
+            equal = [torch.nonzero(lengths == length)[:, 0] for length in torch.unique(lengths)]
+            state.groups = [(rows, self.decoder(len(rows), plan)) for rows in equal]
+        return state.extend(input_ids, lengths), state
+
+    @torch.no_grad()
+    def stream_step(self, plan: int, state: _Texts, tokens: Tensor) -> tuple[Tensor, _Texts]:
+        """Take a token (b,) of each text; return the logits (b, V) of the next ones."""
+        return state.extend(tokens[:, None], torch.ones(len(tokens))), state
+
+    def stream_reorder(self, state: _Texts, indices: Tensor) -> _Texts:
+        """Return some of the texts, each at most once."""
+        return state.chosen(indices.cpu())
+
+
+class _Texts:
+    """A batch of texts that are read, those of one length by one decoder."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._going = torch.arange(size)  # the texts of the batch that go on; others ended
+        self.groups: list[tuple[Tensor, Decoder]] = []
+
+    def extend(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        """Take the last `lengths` (b,) of tokens (b, n), of those that go on; return the logits (b, V) after them."""
+        device = input_ids.device
+        every = input_ids.new_zeros(self._size, input_ids.shape[1])  # texts that ended take any tokens
+        every[self._going.to(device)] = input_ids
+        lengths = torch.ones(self._size).index_copy(0, self._going, lengths.float())
+        found: Tensor | None = None
+        for rows, decoder in self.groups:
+            logits = decoder.extend(every[rows.to(device)][:, -int(lengths[rows].max()) :])
+            found = logits.new_zeros(self._size, logits.shape[1]) if found is None else found
+            found[rows.to(device)] = logits
+        assert found is not None
+        return found[self._going.to(device)]
+
+    def chosen(self, indices: Tensor) -> _Texts:
+        """Return the texts of these indices; decoders of which none goes on are dropped."""
+        if len(torch.unique(indices)) < len(indices):
+            raise UnsupportedError("rows of comparison models cannot be copied: give each index once")
+        texts = _Texts(self._size)
+        texts._going = self._going[indices]
+        texts.groups = [group for group in self.groups if bool(torch.isin(group[0], texts._going).any())]
+        return texts
 
 
 def by_document(logits: Callable[[Tensor], Tensor], input_ids: Tensor, segment_ids: Tensor) -> Tensor:

@@ -85,6 +85,7 @@ class Mamba2Model(TransformersModel, transformers.Mamba2ForCausalLM):  # type: i
     def __init__(self, config: Mamba2Config) -> None:
         """Make the model with transformers' initial parameters."""
         super().__init__(config.to_transformers())
+        self.vocab_size = config.vocab_size
 
 
 class Mamba2(TransformersArchitecture[Mamba2Config]):

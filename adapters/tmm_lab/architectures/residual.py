@@ -91,7 +91,7 @@ class ResidualModel(CausalModel, nn.Module):
     ) -> None:
         """Make the model with PyTorch's initial parameters."""
         super().__init__()
-        self.longest_text = config.max_len
+        self.vocab_size, self.longest_text = config.vocab_size, config.max_len
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = positions
         d, width = config.d_model, config.mlp_width

@@ -45,7 +45,7 @@ class TransformersArchitecture(Comparison[C]):
 class TransformersModel(CausalModel):
     """Base of a subclass of a causal language model of transformers, whose second base that is.
 
-    Called without targets and segment ids it is that model, with all that transformers do with it.
+    Called without targets and segment ids it returns what that one returns; it continues texts as all models here do.
     """
 
     longest_text = float("inf")

@@ -7,23 +7,23 @@ what others do.
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from tmm_adapters.torch import LanguageModel
+from tmm_adapters.torch.generation import ContinuedModel
 
 from ..architectures.flops import Flops
 
@@ -181,12 +181,9 @@ def cache_bytes(model: nn.Module, vocab_size: int, *, n: int) -> int:
     prompt = _tokens(model, vocab_size, 2, n)[0]
 
     def kept(batch: int, tokens: int) -> int:
-        live = _LiveBytes()
-        with live:
-            reader = _Reader(model, batch, n)
-            reader.extend(prompt[:batch, :tokens])
-            gc.collect()
-            return live.now
+        reader = _Reader(model, batch, n)
+        reader.extend(prompt[:batch, :tokens])
+        return sum(dict(_memory_of(reader.state, set())).values())
 
     return max(kept(2, tokens) - kept(1, tokens) for tokens in (1, n))
 
@@ -246,22 +243,19 @@ class _Reader:
     """Texts that a model reads from left to right."""
 
     def __init__(self, model: nn.Module, batch: int, capacity: int) -> None:
-        self._model = model
-        if isinstance(model, LanguageModel):
-            self._plan = model.stream_plan(capacity)
-            self._state = model.stream_init(self._plan, batch)
-        else:
-            self._decoder = cast(Any, model).decoder(batch, capacity)
+        self._model = cast(ContinuedModel, model)
+        self._plan = self._model.stream_plan(capacity)
+        self.state = self._model.stream_init(self._plan, batch)
+        self._begun = False
 
     @torch.inference_mode()
     def extend(self, ids: Tensor) -> None:
         """Take tokens (b, t)."""
-        if not isinstance(self._model, LanguageModel):
-            self._decoder.extend(ids)
-        elif ids.shape[1] == 1:
-            _, self._state = self._model.stream_step(self._plan, self._state, ids[:, 0])
+        if ids.shape[1] == 1 and self._begun:
+            _, self.state = self._model.stream_step(self._plan, self.state, ids[:, 0])
         else:
-            _, self._state = self._model.stream_prefill(self._plan, self._state, ids)
+            _, self.state = self._model.stream_prefill(self._plan, self.state, ids, None)
+        self._begun = True
 
 
 class _TrainingStep:
@@ -310,6 +304,31 @@ def _tokens(model: nn.Module, vocab_size: int, batch: int, n: int) -> tuple[Tens
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(vocab_size, (2, batch, n), generator=generator).to(device)
     return ids[0], ids[1]
+
+
+def _memory_of(value: object, seen: set[int]) -> Iterator[tuple[int, int]]:
+    """Yield address and bytes of what the state of a stream holds, except for the model and its engines."""
+    if id(value) in seen or isinstance(value, nn.Module | type):
+        return
+    seen.add(id(value))
+    parts: list[object] = []
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
+        yield storage.data_ptr(), storage.nbytes()
+    elif isinstance(value, np.ndarray):
+        whole = value if value.base is None else value.base
+        yield value.ctypes.data, getattr(whole, "nbytes", value.nbytes)
+    elif isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+    elif type(value).__module__.split(".")[0] in ("tmm_core", "tmm_adapters", "tmm_lab", "transformers"):
+        slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
+        parts = (
+            [*vars(value).values()] if hasattr(value, "__dict__") else [getattr(value, name, None) for name in slots]
+        )
+    for part in parts:
+        yield from _memory_of(part, seen)
 
 
 # Operations that FlopCounterMode does not know, by the shapes of their arguments.
