@@ -139,6 +139,14 @@ class Architecture(ABC, Generic[C]):
         """Return which of the parameters, given with their shapes, weight decay draws to zero: matrices by default."""
         return frozenset(name for name, shape in shapes.items() if len(shape) == 2 and "embed" not in name)
 
+    def file_fields(self, config: C) -> dict[str, Any]:
+        """Return what the `config.json` of a model folder holds, as plain data.
+
+        Another library's fields may stand there, so that it can load the folder as well; `config_to_dict` of the
+        configuration is then the field `tmm`.
+        """
+        return config_to_dict(config)
+
     def check_params(self, params: Mapping[str, Any], config: C) -> None:
         """Refuse parameters that are not those of `config`; by default the framework's own check has to do."""
 

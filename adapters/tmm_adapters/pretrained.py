@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tmm_core.backend import namespace_of
 from tmm_core.errors import InputError, MissingFileError, NotFoundError
 
-from .architecture import ModelConfig, config_from_dict, config_to_dict, get_architecture
+from .architecture import ModelConfig, config_from_dict, get_architecture
 from .files import atomic_folder, require_empty
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def save_model(
 
 def write_model(folder: Path, config: ModelConfig, tensors: Mapping[str, Any], *, tokenizer: Tokenizer | None) -> None:
     """Write the files of a model into the existing `folder`."""
-    write_json(folder / CONFIG, config_to_dict(config))
+    write_json(folder / CONFIG, get_architecture(config.model_type).file_fields(config))
     write_tensors(folder / WEIGHTS, tensors)
     if tokenizer is not None:
         tokenizer.save(folder)
@@ -114,7 +114,7 @@ def read_config(folder: str | os.PathLike[str]) -> ModelConfig:
     if not isinstance(fields, dict):
         raise InputError(f"{path} does not describe a model: expected an object with the field 'model_type'")
     try:
-        return config_from_dict(fields)
+        return config_from_dict(fields.get("tmm", fields))
     except NotFoundError as error:
         raise NotFoundError(f"{path}: {error}") from error
     except (TypeError, ValueError) as error:

@@ -68,13 +68,14 @@ def as_text(option: str, value: str) -> str:
 
 
 def field_docstrings(cls: type) -> dict[str, str]:
-    """Return the string literals that follow the fields of `cls`, read from its source."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    """Return the string literals that follow the fields of `cls` and of its bases, read from their sources."""
     found = {}
-    for field, note in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
-        match field, note:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(text))):
-                found[name] = " ".join(text.split())
+    for base in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for field, note in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+            match field, note:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(str(text))):
+                    found[name] = " ".join(text.split())
     return found
 
 
