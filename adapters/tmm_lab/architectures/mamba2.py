@@ -13,9 +13,11 @@ and groups, N = d/2, so that a state has d^2 numbers. Initial values are transfo
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 import transformers
 
 from tmm_core.errors import InputError
@@ -26,6 +28,11 @@ from .flops import Flops, linear
 from .transformers_models import NO_SPECIAL_TOKENS, TransformersArchitecture, TransformersConfig, TransformersModel
 
 __all__ = ["Mamba2", "Mamba2Config", "Mamba2Model"]
+
+if not torch.cuda.is_available():  # where transformers' advice to install kernels of CUDA is of no use
+    logging.getLogger("transformers.integrations.hub_kernels").addFilter(
+        lambda record: "reference PyTorch implementation" not in record.getMessage()
+    )
 
 EXPAND = 2
 TAPS = 4
