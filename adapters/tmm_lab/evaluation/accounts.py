@@ -7,7 +7,6 @@ what others do.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 import weakref
@@ -21,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from tmm_adapters.torch.generation import ContinuedModel
 
 from ..architectures.flops import Flops
+from .flop_counter import flops_of
 
 __all__ = [
     "Parameters",
@@ -37,8 +36,6 @@ __all__ = [
     "speeds",
     "stored_bytes",
 ]
-
-Shape = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -91,18 +88,10 @@ def count_flops(model: nn.Module, vocab_size: int, *, batch: int, n: int) -> Flo
         Texts, and tokens of each. What is computed once for all texts, such as filters, is shared among their tokens.
     """
     ids, targets = _tokens(model, vocab_size, batch, n)
-    with torch.no_grad():
-        model(ids, targets=targets)  # the first product registers its operations
-    toeplitz = {getattr(torch.ops.tmm_core, name, None): formula for name, formula in _TOEPLITZ.items()}
-    counted = []
-    for backward in (False, True):
-        with FlopCounterMode(display=False, custom_mapping=_FORMULAS | toeplitz) as counter:
-            loss = model(ids, targets=targets)["loss"]
-            if backward:
-                loss.backward()
-        counted.append(counter.get_total_flops() / ids.numel())
+    forward = flops_of(lambda: model(ids, targets=targets))
+    training = flops_of(lambda: model(ids, targets=targets)["loss"].backward())
     model.zero_grad()
-    return Flops(*counted)
+    return Flops(forward / ids.numel(), training / ids.numel())
 
 
 def stored_bytes(model: nn.Module, vocab_size: int, *, batch: int, n: int) -> float:
@@ -329,61 +318,3 @@ def _memory_of(value: object, seen: set[int]) -> Iterator[tuple[int, int]]:
         )
     for part in parts:
         yield from _memory_of(part, seen)
-
-
-# Operations that FlopCounterMode does not know, by the shapes of their arguments.
-
-
-def _transform(x: Shape, dims: Sequence[int], *_: Any, out_shape: Shape, **__: Any) -> float:
-    """Count complex transforms over some dimensions."""
-    length = math.prod(x[dim] for dim in dims)
-    return 5 * math.prod(x) * math.log2(length)
-
-
-def _to_complex(x: Shape, dims: Sequence[int], *_: Any, out_shape: Shape, **__: Any) -> float:
-    """Count transforms of real numbers: half of the complex ones of their size."""
-    return _transform(x, dims, out_shape=out_shape) / 2
-
-
-def _to_real(x: Shape, dims: Sequence[int], *_: Any, out_shape: Shape, **__: Any) -> float:
-    """Count transforms to real numbers."""
-    return _transform(out_shape, dims, out_shape=out_shape) / 2
-
-
-def _attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> float:
-    """Count the product of scores and that with the values."""
-    return 2 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
-
-
-def _attention_backward(grad: Shape, q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> float:
-    """Count the scores again, and two products for each of the forward ones."""
-    return 2 * math.prod(q[:-1]) * k[-2] * (3 * q[-1] + 2 * v[-1])
-
-
-def _convolution_backward(grad: Shape, x: Shape, w: Shape, *options: Any, **__: Any) -> float:
-    """Count a product for each gradient; FlopCounterMode takes no account of groups here."""
-    wanted = options[-1]
-    return 2 * math.prod((grad[0], *grad[2:])) * math.prod(w) * int(wanted[0] + wanted[1])
-
-
-def _matmul(w: Shape, x: Shape, *_: Any, **__: Any) -> float:
-    """Count the transforms of lags (h, m, k), of signals (..., n, d), and of results."""
-    return 5 * math.log2(x[-2]) * (2 * math.prod(x) + x[-2] * w[0] * w[1])
-
-
-def _correlate(x: Shape, g: Shape, *_: Any, out_shape: Shape, **__: Any) -> float:
-    """Count the transforms of two signals, and of lags (h, m, k)."""
-    return _matmul(out_shape, x)
-
-
-_FORMULAS = {
-    torch.ops.aten._fft_c2c: _transform,
-    torch.ops.aten._fft_r2c: _to_complex,
-    torch.ops.aten._fft_c2r: _to_real,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    torch.ops.aten.convolution_backward: _convolution_backward,
-}
-
-_TOEPLITZ = {"matmul": _matmul, "correlate": _correlate}
-"""Operations of tmm_core, which are known to PyTorch once a product has been computed."""
