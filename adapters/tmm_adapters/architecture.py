@@ -160,8 +160,8 @@ class Architecture(ABC, Generic[C]):
         Called as `model(input_ids, targets=..., segment_ids=...)`, with (b, n) integers, it returns a mapping:
         `logits`, (b, n, vocab_size), and where targets are given `loss`, the mean cross-entropy (nats) of those that
         are not -100. Tokens with other `segment_ids` belong to other documents, which it does not see. Parameters that
-        are not trained do not require a gradient. `model.new_tokens` continues texts; see
-        `tmm_adapters.torch.generation`.
+        are not trained do not require a gradient. `model.new_tokens` continues texts; `tmm_adapters.torch.generation`
+        gives it to models that can be streamed.
         """
         raise UnsupportedError(f"{self.name} has no PyTorch model: choose another framework")
 

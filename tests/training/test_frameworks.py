@@ -64,6 +64,7 @@ def test_both_write_the_same_until_each_context_is_full(
     assert "2 of 2 texts stopped at 16 tokens" in said["jax"].err
 
 
+@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
 def test_bfloat16_is_mixed_precision(
     framework: str,
     finished: Path,

@@ -77,7 +77,7 @@ from tmm_lab.cli import main
 text, out, *options = sys.argv[1:]
 assert main(["train", "--text", text, "--out", out, *options]) == 0
 assert main(["eval", out, "--text", text]) == 0
-assert main(["generate", out, "--prompt", "The", "--tokens", "3"]) == 0
+assert main(["generate", out, "--prompt", "The "]) == 0
 assert not {"torch", "transformers", "accelerate"} & set(sys.modules)
 """
 

@@ -90,9 +90,7 @@ class Loop:
             evaluate = self._evaluation_is_due()
             self._reporter.step(self.step, self.total_steps, left=self._seconds_left())
             if self.step == 1 or self.step % self._options.log_every == 0 or evaluate:
-                mean = self._runtime.total(math.fsum(losses) / len(losses)) / self._runtime.processes
-                rate = (self._options.learning_rate or 0.0) * factor
-                self.log({"loss": mean, "grad_norm": float(grad_norm), "learning_rate": rate})
+                self._log_step(losses, float(grad_norm), factor)
                 losses = []
             if evaluate:
                 self.evaluate()
@@ -100,6 +98,12 @@ class Loop:
                 self.save()
             if last or stop:
                 return
+
+    def _log_step(self, losses: list[float], grad_norm: float, factor: float) -> None:
+        """Record the mean of the losses since the last record, over all processes."""
+        mean = self._runtime.total(math.fsum(losses) / len(losses)) / self._runtime.processes
+        rate = (self._options.learning_rate or 0.0) * factor
+        self.log({"loss": mean, "grad_norm": grad_norm, "learning_rate": rate})
 
     def log(self, metrics: dict[str, float]) -> None:
         """Record the metrics of a step, with tokens, speed, and passes over the text as the epoch.

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,11 @@ def _open(run: Run, options: TrainingOptions, *, check: bool) -> Job:
 def _train(job: Job, runtime: Runtime, display: Display, *, checkpoint: Path | None) -> int:
     """Train from `checkpoint` on, and finish the run unless interrupted."""
     run = job.run
-    with contextlib.ExitStack() as stack, Interruption(silent=not runtime.first) as interruption:
+    with (
+        contextlib.ExitStack() as stack,
+        Interruption(silent=not runtime.first) as interruption,
+        _told_of_full_disks(run),
+    ):
         locked = runtime.in_first_process(lambda: stack.enter_context(run.locked()))
         if not locked:
             display.note(f"note: {run.folder} cannot be locked here: let no other process train this run meanwhile")
@@ -179,30 +184,36 @@ def _train(job: Job, runtime: Runtime, display: Display, *, checkpoint: Path | N
             run.forget_after(first)
         reporter.header(runtime, tokens_per_step(job, runtime))
         loop = Loop(job, trainer, runtime, reporter, interruption, first_step=first)
+        missed_the_end = loop.total_steps is not None and first >= loop.total_steps
+        if checkpoint is not None:
+            trainer.load(checkpoint, optimizer=not missed_the_end)
         try:
-            missed_the_end = loop.total_steps is not None and first >= loop.total_steps
-            if checkpoint is not None:
-                trainer.load(checkpoint, optimizer=not missed_the_end)
-            try:
-                if not missed_the_end:
-                    loop.run()
-            finally:
-                display.stop()
-            if not interruption.requested and not runtime.in_first_process(lambda: _evaluated(run, loop.step)):
-                loop.evaluate()  # a signal came in its turn
-            stopped = interruption.requested
-            if stopped:
-                display.note(f"saved after step {loop.step}; to go on: {resume_command(run)}")
-            elif runtime.first:
-                _finish(job, trainer, reporter, step=loop.step, memory=peak_memory() + runtime.device_memory())
-            trainer.end()
-        except OSError as error:
-            if isinstance(error, (TMMError, BrokenPipeError)):  # says what to do; the reader has gone, such as `head`
-                raise
-            refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-            remedy = "let it be written" if refused else "make room"
-            raise OSError(f"{error}; earlier checkpoints are intact: {remedy}, then {resume_command(run)}") from error
+            if not missed_the_end:
+                loop.run()
+        finally:
+            display.stop()
+        if not interruption.requested and not runtime.in_first_process(lambda: _evaluated(run, loop.step)):
+            loop.evaluate()  # a signal came in its turn
+        stopped = interruption.requested
+        if stopped:
+            display.note(f"saved after step {loop.step}; to go on: {resume_command(run)}")
+        elif runtime.first:
+            _finish(job, trainer, reporter, step=loop.step, memory=peak_memory() + runtime.device_memory())
+        trainer.end()
     return interruption.exit_code if stopped else 0  # a signal while the results were written came too late
+
+
+@contextlib.contextmanager
+def _told_of_full_disks(run: Run) -> Iterator[None]:
+    """Say of files that cannot be written that nothing is lost, and how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, (TMMError, BrokenPipeError)):  # says what to do; the reader has gone, such as `head`
+            raise
+        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        remedy = "let it be written" if refused else "make room"
+        raise OSError(f"{error}; earlier checkpoints are intact: {remedy}, then {resume_command(run)}") from error
 
 
 def _finish(job: Job, trainer: Trainer, reporter: Reporter, *, step: int, memory: str) -> None:

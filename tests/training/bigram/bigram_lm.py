@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from tmm_adapters.architecture import Architecture
+from tmm_adapters.torch.generation import TextGeneration
 from tmm_core.fields import Configuration, Count
 
 
@@ -27,11 +28,14 @@ class BigramConfig(Configuration):
     """Standard deviation of the initial logits."""
 
 
-class Table(nn.Module):
-    """The logits of the next token by the token before it."""
+class Table(TextGeneration, nn.Module):
+    """The logits of the next token by the token before it; a stream of tokens needs no state."""
+
+    longest_text = math.inf
 
     def __init__(self, config: BigramConfig, seed: int) -> None:
         super().__init__()
+        self.vocab_size = config.vocab_size
         values = torch.randn(config.vocab_size, config.vocab_size, generator=torch.Generator().manual_seed(seed))
         self.logits = nn.Parameter(config.spread * values)
 
@@ -41,15 +45,20 @@ class Table(nn.Module):
             return {"logits": logits}
         return {"logits": logits, "loss": nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())}
 
-    @torch.no_grad()
-    def new_tokens(
-        self, ids: Tensor, n: int, *, temperature: float, generator: torch.Generator, **_: Any
-    ) -> Iterator[Tensor]:
-        last = ids[:, -1]
-        for _ in range(n):
-            p = torch.softmax(self.logits[last] / max(temperature, 1e-6), dim=-1)
-            last = torch.multinomial(p, 1, generator=generator)[:, 0]
-            yield last
+    def checked_tokens(self, input_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return input_ids, mask
+
+    def stream_plan(self, capacity: int) -> None: ...
+
+    def stream_init(self, plan: None, batch_size: int) -> None: ...
+
+    def stream_prefill(self, plan: None, state: None, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, None]:
+        return self.logits.detach()[ids[:, -1]], None
+
+    def stream_step(self, plan: None, state: None, tokens: Tensor) -> tuple[Tensor, None]:
+        return self.logits.detach()[tokens], None
+
+    def stream_reorder(self, state: None, indices: Tensor) -> None: ...
 
 
 class Bigram(Architecture[BigramConfig]):
