@@ -1,59 +1,75 @@
-"""The whole comparison: everything in every column, in this process and beside it, and the verdict."""
+"""The whole comparison: everything in every configuration, and the verdict."""
 
 from __future__ import annotations
 
-import functools
-import tempfile
+import multiprocessing
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
+from itertools import product
 
-from .cells import Cell, cells
-from .columns import Column
+from .configurations import Configuration
 from .inputs import DTYPES
 from .measures import TOPICS, Measured, measure
 from .reference import Reference
-from .worker import Worker
+from .results import Result, judge
 
 __all__ = ["compare", "count"]
 
-Done = Callable[[Column | None, str, str], None]
+OWN_PROCESS = "jax"
+"""The library that has a process for each dtype: it has one width of numbers a process, and compiles on one core."""
 
 
-def count(chosen: Sequence[Column]) -> int:
+def count(chosen: Sequence[Configuration]) -> int:
     """Return how many times `compare` will say that something is done."""
     return 1 + len(chosen) * len(DTYPES) * len(TOPICS)
 
 
-def compare(chosen: Sequence[Column], done: Done) -> list[Cell]:
-    """Compute everything in the columns that are `chosen`, and hold it against the references.
+def compare(chosen: Sequence[Configuration], done: Callable[[str], None]) -> list[Result]:
+    """Compute everything in the configurations that are `chosen`, and hold it against the references.
 
     Parameters
     ----------
-    chosen : sequence of Column
+    chosen : sequence of Configuration
         Where Numba's engine is among them in float64, it is the second reference.
     done : callable
-        Told column, dtype and topic when one is through, from any thread; None in place of a column is the reference.
+        Told what is through, from any thread.
 
     Returns
     -------
-    list of Cell
+    list of Result
         Row by row.
     """
-    beside = [column for column in chosen if column.library == "jax"]
+    found: dict[tuple[Configuration, str, str], Measured | Future[Measured]] = {}
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workers = []
-        for dtype in DTYPES if beside else ():
-            workers.append(Worker(dtype, beside, folder, done))
-            stack.callback(workers[-1].stop)
+        pools = {}
+        if any(configuration.library == OWN_PROCESS for configuration in chosen):
+            for dtype in DTYPES:
+                pools[dtype] = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+                stack.callback(pools[dtype].shutdown, cancel_futures=True)
+        everything = list(product(chosen, DTYPES, TOPICS))
+        for configuration, dtype, topic in everything:
+            if configuration.library == OWN_PROCESS:
+                future = pools[dtype].submit(measure, configuration, dtype, topic)
+                future.add_done_callback(partial(_tell, done, configuration, dtype, topic))
+                found[configuration, dtype, topic] = future
         reference = Reference()
-        done(None, "float64", "reference")
-        found: dict[tuple[Column, str], Measured] = {}
-        for column in chosen:
-            for dtype in DTYPES if column not in beside else ():
-                found[column, dtype] = measure(column, dtype, functools.partial(done, column, dtype))
-        for worker in workers:
-            found |= {(column, worker.dtype): measured for column, measured in worker.results().items()}
-        ordered = {(column, dtype): found[column, dtype] for column in chosen for dtype in DTYPES}
-        return cells(ordered, reference)
+        done("reference")
+        for configuration, dtype, topic in everything:
+            if configuration.library != OWN_PROCESS:
+                found[configuration, dtype, topic] = measure(configuration, dtype, topic)
+                _tell(done, configuration, dtype, topic)
+        return judge({key: _waited(found[key]) for key in everything}, reference)
+
+
+def _tell(done: Callable[[str], None], configuration: Configuration, dtype: str, topic: str, *_: object) -> None:
+    done(f"{configuration.name}, {dtype}: {topic}")
+
+
+def _waited(measured: Measured | Future[Measured]) -> Measured:
+    """Return what a process gives; if it died, that is the fault of every topic that was to come."""
+    try:
+        return measured.result() if isinstance(measured, Future) else measured
+    except Exception as error:  # a broken pool, or what cannot travel
+        return Measured(fault=f"{type(error).__name__}: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from tmm_core.testing.oracles import normal
 
 from .variants import VARIANTS, random_ids, random_params
 
-__all__ = ["DTYPES", "PRODUCTS", "STREAM", "TRAINING", "WHOLE", "ModelCase", "Product", "Stream", "Training", "models"]
+__all__ = ["CASES", "DTYPES", "PROMPT", "TRAINING", "WHOLE", "ModelCase", "Product", "Training", "models"]
 
 Numbers = NDArray[Any]
 
@@ -47,16 +48,9 @@ PRODUCTS = {
 }
 
 
-@dataclass(frozen=True)
-class Stream:
-    """A layer, and tokens that it is given: a prompt at once, the others one by one."""
-
-    product: Product
-    prompt: int
-
-
-STREAM = {"two heads": Stream(Product.draw(2, 160, heads=2, kernel_size=1, lags=160), prompt=88)}
-"""After the prompt there are as many tokens as fill a tile, and some."""
+STREAM = {"two heads": Product.draw(2, 160, heads=2, kernel_size=1, lags=160)}
+PROMPT = 88
+"""Tokens of a stream that come at once; as many as fill a tile, and some, follow one by one."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +93,9 @@ class Training:
     eps: float = 1e-8
     clip: float = 1.0
 
-    def params(self, dtype: str) -> dict[str, Numbers]:
-        """Return the initial parameters."""
-        first = lm.init_params(self.config, np.random.default_rng(0))
-        return {name: p.astype(dtype) for name, p in first.items()}
+    def params(self) -> dict[str, Numbers]:
+        """Return the initial parameters, in float64."""
+        return {name: p.astype(float) for name, p in lm.init_params(self.config, np.random.default_rng(0)).items()}
 
     def batches(self) -> Numbers:
         """Return the text, (steps, 4, n): walks that step by 1, 2 or 3, all alike within a row, with some noise."""
@@ -114,3 +107,11 @@ class Training:
 
 
 TRAINING = Training()
+
+CASES: dict[str, Callable[[], Mapping[str, Any]]] = {
+    **dict.fromkeys(("product", "adjoint", "correlate", "differentiate"), lambda: PRODUCTS),
+    "stream": lambda: STREAM,
+    "model": models,
+    "train": lambda: {"training": TRAINING},
+}
+"""By topic of `measures.TOPICS`, what is computed."""

@@ -1,12 +1,15 @@
 """What all are held against, in NumPy and float64, and how far from it each may be.
 
-Products are sums written out, models the definition in `tmm_core.lm`, the training curve has gradients by hand. The
-gradient of a parameter is known by its slope along one random direction, from differences of the definition's loss.
+Products are sums written out, models the definition in `tmm_core.lm`. The gradient of a parameter is known by its slope
+along one random direction, from differences of the definition's loss. A curve of training begins with the definition's
+loss; for the rest the first framework's is taken, and the optimisers of the frameworks are held against each other.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,13 +26,14 @@ from tmm_core.testing.oracles import (
 )
 from tmm_core.testing.streaming import stream_error_bound
 
-from .inputs import ModelCase, Product, Stream
-from .measures import Key, cases
-from .sides import Side
+from .inputs import CASES, ModelCase, Product
+from .measures import Key
 
 __all__ = ["LOGITS", "TOLERANCES", "Reference", "units"]
 
 Numbers = NDArray[Any]
+Bound = Callable[[str], Numbers]
+"""Of a dtype."""
 
 TOLERANCES = {"float32": 1e-4, "float64": 1e-9}
 """Of a model's gradients relative to the largest entry of each parameter, of a loss relative to itself."""
@@ -46,58 +50,78 @@ def units(found: Numbers, expected: Numbers, bound: Numbers | float) -> float:
 
 
 class Reference:
-    """The numbers of NumPy in float64."""
+    """The numbers of NumPy in float64, and what is allowed of each."""
 
     def __init__(self) -> None:
         """Compute them: some seconds, most of them for slopes."""
-        self._cases = {(topic, name): case for topic, name, case in cases()}
         self._arrays: dict[Key, Numbers] = {}
+        self._bounds: dict[Key, Bound] = {}
         self._directions: dict[Key, Numbers] = {}
-        side = Side()
+        for name, case in CASES["product"]().items():
+            self._add_products(name, case)
+        for name, case in CASES["stream"]().items():
+            bound = partial(stream_error_bound, case.w, case.x)
+            self._add(Key("stream", name, ""), dense_product(case.w, case.x), bound)
         with use_backend("numpy"):
-            for (topic, name), case in self._cases.items():
-                if topic == "model":
-                    self._arrays[Key(topic, name, "logits")] = side.model(case, "float64")["logits"]
-                    self._add_slopes(name, case)
-                elif topic == "train":
-                    self._arrays[Key(topic, name, "")] = side.train(case, "float64")[""]
-                else:
-                    self._arrays |= {Key(topic, name, part): a for part, a in _sums(topic, case).items()}
+            for name, case in CASES["model"]().items():
+                self._add_model(name, case)
+            for name, case in CASES["train"]().items():
+                loss = lm.loss(case.params(), case.batches()[0], case.config)
+                self._add(Key("train", name, "first loss"), np.asarray(loss))
+
+    def add_curve(self, found: Mapping[Key, Numbers]) -> None:
+        """Take the curve of training that is found for the reference, unless there is one."""
+        for key, array in found.items():
+            if key.part == "curve" and key not in self._arrays:
+                self._add(key, array)
+
+    def holds(self, found: Mapping[Key, Numbers]) -> bool:
+        """Return whether one of the arrays is the reference itself."""
+        return any(array is self._arrays[key] for key, array in found.items())
+
+    def keys(self, topic: str) -> list[Key]:
+        """Return everything that a topic has."""
+        return [key for key in self._arrays if key.topic == topic]
 
     def units(self, key: Key, found: Numbers, dtype: str) -> float:
         """Return how far an array is from NumPy's, in units of what is allowed."""
         if key not in self._directions:
-            return units(found, self._arrays[key], self._bound(key, self._arrays[key], dtype))
-        direction = self._directions[key]
+            return self.units_between(key, found, self._arrays[key], dtype)
+        direction, found = self._directions[key], found.astype(float)
         if found.shape != direction.shape:
             return math.inf
-        length = float(np.linalg.norm(found.astype(float)))
-        slope = np.asarray(np.vdot(direction, found.astype(float)))
-        return units(slope, self._arrays[key], TOLERANCES[dtype] * length)
+        bound = TOLERANCES[dtype] * float(np.linalg.norm(found))
+        return units(np.asarray(np.vdot(direction, found)), self._arrays[key], bound)
 
     def units_between(self, key: Key, found: Numbers, second: Numbers, dtype: str) -> float:
         """Return how far an array is from that of a second reference, in the same units."""
-        second = second.astype(float)
-        return units(found, second, self._bound(key, second, dtype))
+        if key in self._bounds:
+            return units(found, second, self._bounds[key](dtype))
+        tolerances = LOGITS if key.part == "logits" else TOLERANCES
+        size = np.abs(second.astype(float))
+        return units(found, second, tolerances[dtype] * (size if key.topic == "train" else np.max(size)))
 
-    def _bound(self, key: Key, expected: Numbers, dtype: str) -> Numbers | float:
-        """Return what is allowed: the error law of products; for all of a model, a share of what is expected."""
-        case = self._cases[key.topic, key.case]
-        if key.topic in ("product", "adjoint"):
-            return error_bound(case.w, case.x, dtype)
-        if key.topic == "correlate" or (key.topic == "differentiate" and key.part == "w"):
-            return _correlation_bound(case, dtype)
-        if key.topic == "differentiate":
-            return error_bound(case.w, case.g, dtype)
-        if key.topic == "stream":
-            return stream_error_bound(case.product.w, case.product.x, dtype)
-        if key.topic == "model":
-            tolerances = LOGITS if key.part == "logits" else TOLERANCES
-            return tolerances[dtype] * float(np.max(np.abs(expected)))
-        return np.asarray(TOLERANCES[dtype] * np.abs(expected))
+    def _add(self, key: Key, array: Numbers, bound: Bound | None = None) -> None:
+        """Add an array and what is allowed in a dtype: unless given, a share of what is expected."""
+        self._arrays[key] = array
+        if bound is not None:
+            self._bounds[key] = bound
 
-    def _add_slopes(self, name: str, case: ModelCase) -> None:
-        """Add a direction and the slope of the loss along it for every parameter, by differences of order 6."""
+    def _add_products(self, name: str, case: Product) -> None:
+        """Add sums written out."""
+        heads, kernel_size, lags = case.w.shape
+        correlation = dense_correlation(case.x, case.g, lags, heads, kernel_size)
+        of_x, of_g = (partial(error_bound, case.w, signal) for signal in (case.x, case.g))
+        of_lags = partial(_correlation_bound, case)
+        self._add(Key("product", name, ""), dense_product(case.w, case.x), of_x)
+        self._add(Key("adjoint", name, ""), dense_product(case.w, case.x, adjoint=True), of_x)
+        self._add(Key("correlate", name, ""), correlation, of_lags)
+        self._add(Key("differentiate", name, "w"), correlation, of_lags)
+        self._add(Key("differentiate", name, "x"), dense_product(case.w, case.g, adjoint=True), of_g)
+
+    def _add_model(self, name: str, case: ModelCase) -> None:
+        """Add logits, and of each parameter a direction and the slope along it, by differences of order 6."""
+        self._add(Key("model", name, "logits"), lm.forward(case.params, case.ids, case.config))
         rng, h = np.random.default_rng(5), 0.01
         for parameter, p in case.params.items():
             direction = rng.standard_normal(p.shape)
@@ -110,26 +134,7 @@ class Reference:
             ]
             slope = (45 * (f[3] - f[2]) - 9 * (f[4] - f[1]) + (f[5] - f[0])) / (60 * h)
             self._directions[Key("model", name, parameter)] = direction
-            self._arrays[Key("model", name, parameter)] = np.asarray(slope)
-
-    def keys(self, topic: str) -> list[Key]:
-        """Return everything that a topic has."""
-        return [key for key in self._arrays if key.topic == topic]
-
-
-def _sums(topic: str, case: Any) -> dict[str, Numbers]:
-    """Return what a case of products is, summed by definition."""
-    if isinstance(case, Stream):
-        return {"": dense_product(case.product.w, case.product.x)}
-    heads, kernel_size, lags = case.w.shape
-    if topic == "correlate":
-        return {"": dense_correlation(case.x, case.g, lags, heads, kernel_size)}
-    if topic == "differentiate":
-        return {
-            "x": dense_product(case.w, case.g, adjoint=True),
-            "w": dense_correlation(case.x, case.g, lags, heads, kernel_size),
-        }
-    return {"": dense_product(case.w, case.x, adjoint=topic == "adjoint")}
+            self._add(Key("model", name, parameter), np.asarray(slope))
 
 
 def _correlation_bound(case: Product, dtype: str) -> Numbers:

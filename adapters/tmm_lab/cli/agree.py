@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..agree.cells import Cell
+    from ..agree.results import Result
 
 __all__ = ["add_parser"]
 
@@ -27,9 +27,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "of two cores, if they have nothing else to do.",
     )
     parser.add_argument(
-        "columns",
+        "configurations",
         nargs="*",
-        metavar="COLUMN",
+        metavar="CONFIGURATION",
         help="only these: numpy, numba, torch, torch+numba, jax, jax+numba, cupy, … (default: all that are here)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
@@ -37,13 +37,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, or JSON; return 1 if a cell fails."""
-    from ..agree.columns import columns
+    """Print the table, or JSON; return 1 if a result fails."""
     from ..agree.compare import compare, count
+    from ..agree.configurations import configurations
     from ..agree.progress import shown
     from ..bench.machine import describe
 
-    chosen, missing = columns(arguments.columns)
+    chosen, missing = configurations(arguments.configurations)
     machine = {name: text for name, text in describe().items() if name in ("processor", "versions")}
     start = time.perf_counter()
     with shown(count(chosen)) as done:
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
     ok = compared > 0 and not failed
     if arguments.json:
         told = {"ok": ok, "seconds": round(seconds, 1), "machine": machine, "missing": missing, "units": _units(found)}
-        print(json.dumps({**told, "cells": [cell.as_json() for cell in found]}, indent=1))
+        print(json.dumps({**told, "results": [result.as_json() for result in found]}, indent=1))
     else:
         _print(found, machine, missing, seconds)
     return 0 if ok else 1
 
 
-def _print(found: Sequence[Cell], machine: Mapping[str, str], missing: Mapping[str, str], seconds: float) -> None:
+def _print(found: Sequence[Result], machine: Mapping[str, str], missing: Mapping[str, str], seconds: float) -> None:
     from ..agree.table import failures, table
 
     notes = [f"{name}: {text}" for name, text in machine.items()]
@@ -73,22 +73,22 @@ def _print(found: Sequence[Cell], machine: Mapping[str, str], missing: Mapping[s
     for line in failures(found):
         print(line)
     compared, failed = _counted(found)
-    verdict = f"FAIL: {failed} of {compared} cells" if failed else f"ok: all {compared} cells"
+    verdict = f"FAIL: {failed} of {compared} results" if failed else f"ok: all {compared} results"
     verdict = verdict if compared else "FAIL: nothing was compared"
     print(f"{verdict}, in {seconds:.0f} s")
 
 
-def _counted(found: Sequence[Cell]) -> tuple[int, int]:
-    """Return how many cells were compared, and how many of them failed."""
-    counts = Counter(cell.status for cell in found)
+def _counted(found: Sequence[Result]) -> tuple[int, int]:
+    """Return how many results were compared, and how many of them failed."""
+    counts = Counter(result.status for result in found)
     return counts["ok"] + counts["FAIL"], counts["FAIL"]
 
 
-def _units(found: Sequence[Cell]) -> str:
+def _units(found: Sequence[Result]) -> str:
     from ..agree.table import legend
 
-    columns = {cell.column.partition("+")[0] for cell in found}
-    return legend(numba=any(cell.from_numba is not None for cell in found), jax="jax" in columns)
+    libraries = {result.configuration.partition("+")[0] for result in found}
+    return legend(numba=any(result.from_numba is not None for result in found), jax="jax" in libraries)
 
 
 def _filled(text: str) -> str:
