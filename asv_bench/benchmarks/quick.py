@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tmm_lab.bench import QUICK
 
-from . import ALLOCATORS, decoding, gradients, importing, lengths, memory, packing, product, streaming, training
-from .baselines import HISTORIES, PRODUCTS
-
-SHORT = lengths(1024)
+from . import decoding, gradients, importing, lengths, memory, packing, product, streaming, training
 
 
-class Product(product.Product):
-    """At one length."""
-
-    params = (SHORT, (4,), product.Product.params[2])
-
-
-class ProductAgainst(product.ProductAgainst):
-    """At one length."""
-
-    params = (SHORT, (4,), ALLOCATORS, tuple(PRODUCTS))
+def _part(benchmark: type, *params: tuple[Any, ...], **settings: Any) -> type:
+    """Return a benchmark with some of its first parameters, all of the others, and these settings."""
+    params = params + benchmark.params[len(params) :]  # type: ignore[attr-defined]
+    return type(benchmark.__name__, (benchmark,), {"params": params, "__module__": __name__, **settings})
 
 
-class GradientsAgainst(gradients.GradientsAgainst):
-    """At one length."""
+N, TOKENS, HEADS = lengths(1024), lengths(512), (4,)
 
-    params = (SHORT, (4,), ALLOCATORS, gradients.GradientsAgainst.params[3])
-
-
-class Memory(memory.Memory):
-    """At one length."""
-
-    params = (SHORT, (4,), memory.Memory.params[2])
-
-
-class TrainingAgainst(training.TrainingAgainst):
-    """At one length, one sequence a step."""
-
-    params = (SHORT, (4,), tuple(training.BASELINES))
-    schedule, tokens = QUICK, 1024
-
-
-class StreamingAgainst(streaming.StreamingAgainst):
-    """At one length."""
-
-    params = (SHORT, (4,), tuple(HISTORIES))
-
-
-class DecodingAgainst(decoding.DecodingAgainst):
-    """At one length, what takes seconds."""
-
-    params = (lengths(512), ("authors' decode", "no mixing"))
-    schedule = QUICK
-
-
-class PackingAgainst(packing.PackingAgainst):
-    """At one length, of the smaller model."""
-
-    params = (lengths(512), ("joined, default preset",))
-    schedule, tokens = QUICK, 1024
+Product = _part(product.Product, N, HEADS)
+ProductAgainst = _part(product.ProductAgainst, N, HEADS)
+GradientsAgainst = _part(gradients.GradientsAgainst, N, HEADS)
+Memory = _part(memory.Memory, N, HEADS)
+TrainingAgainst = _part(training.TrainingAgainst, N, HEADS, schedule=QUICK, tokens=1024)
+StreamingAgainst = _part(streaming.StreamingAgainst, N, HEADS)
+DecodingAgainst = _part(decoding.DecodingAgainst, TOKENS, ("authors' decode", "no mixing"), schedule=QUICK)
+PackingAgainst = _part(packing.PackingAgainst, TOKENS, ("joined, default preset",), schedule=QUICK, tokens=1024)
 
 
 class Importing(importing.Import):

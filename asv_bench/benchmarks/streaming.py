@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import tmm_core
 from tmm_lab.bench import FULL, Schedule, take_turns
 
 from . import BACKEND, RATIO, check_same, lengths, measures, ready, samples
-from .baselines import HISTORIES, Floats, Step
-from .product import HEADS
+from .baselines import HISTORIES, Step
+from .product import HEADS, Case
 
 TOKENS = lengths(64, 128, 256, 512, 1024, 8192, 32768)
 STEPS = 512
@@ -23,19 +22,17 @@ TURN = 256
 """Shorter streams are repeated, up to so many tokens a turn: few enough to stay in the cache, as a history does."""
 
 
-@dataclass(frozen=True)
-class Stream:
-    """A stream of `n` tokens of one row, mixed by `heads` filters."""
+class Streams:
+    """Streams of the same tokens by a backend. The plan is made once: a model has one, whatever it decodes."""
 
-    n: int
-    heads: int
-    channels: int = 512
-
-    def arrays(self) -> tuple[Floats, Floats]:
-        """Return filters (heads, n) and tokens (n, channels), normally distributed, the same each time."""
-        rng = np.random.default_rng(0)
-        w = rng.standard_normal((self.heads, self.n), dtype=np.float32) / np.float32(self.n**0.5)
-        return w, rng.standard_normal((self.n, self.channels), dtype=np.float32)
+    def __init__(self, n: int, heads: int, channels: int = 512, backend: str = BACKEND) -> None:
+        """Make the plan."""
+        self.n, self.channels = n, channels
+        self.w, x = Case(n, heads, elements=n * channels, channels=channels).arrays()
+        self.x = x[0]  # (n, channels)
+        self.plan = tmm_core.stream_plan(self.w, n, backend=backend)
+        self.tokens = list(x.swapaxes(0, 1))  # (1, channels) each
+        self.states: list[Any] = []
 
     @property
     def times(self) -> range:
@@ -45,24 +42,12 @@ class Stream:
 
     @property
     def repeats(self) -> int:
-        """How many streams of it a turn takes."""
+        """How many streams a turn takes."""
         return max(1, TURN // self.n)
-
-
-class Streams:
-    """Streams of the same tokens by a backend. The plan is made once: a model has one, whatever it decodes."""
-
-    def __init__(self, case: Stream, backend: str = BACKEND) -> None:
-        """Make the plan."""
-        w, x = case.arrays()
-        self.case = case
-        self.plan = tmm_core.stream_plan(w, case.n, backend=backend)
-        self.tokens = list(x[:, None])  # (1, d) each
-        self.states: list[Any] = []
 
     def prepare(self) -> None:
         """Begin the streams of the next turn: baselines have memory for theirs, too."""
-        self.states = [tmm_core.stream_init(self.plan, (1,), self.case.channels) for _ in range(self.case.repeats)]
+        self.states = [tmm_core.stream_init(self.plan, (1,), self.channels) for _ in range(self.repeats)]
 
     def run(self) -> Any:
         """Go through the streams from the first token to the last, and return the state of the last stream."""
@@ -75,7 +60,7 @@ class Streams:
 
     def each(self, after: Callable[[Any], Any]) -> None:
         """Go through one stream, and call a function with each output."""
-        state = tmm_core.stream_init(self.plan, (1,), self.case.channels)
+        state = tmm_core.stream_init(self.plan, (1,), self.channels)
         for token in self.tokens:
             y, state = tmm_core.stream_step(self.plan, state, token)
             after(y)
@@ -89,18 +74,18 @@ def stream_ratios(streams: Streams, baseline: str, step: Step, schedule: Schedul
     RuntimeError
         If the two do not agree.
     """
-    case, times = streams.case, streams.case.times
+    times = streams.times
     mine: list[Any] = []
     streams.each(mine.append)
     check_same(baseline, np.stack([mine[t][0] for t in times]), np.stack([np.asarray(step(t)) for t in times]))
 
     def theirs() -> None:
-        for _ in range(case.repeats):
+        for _ in range(streams.repeats):
             for t in times:
                 step(t)
 
     turns = take_turns([streams.run, theirs], schedule, prepare=streams.prepare)
-    return [our / their * len(times) / case.n for our, their in zip(*turns, strict=True)]
+    return [our / their * len(times) / streams.n for our, their in zip(*turns, strict=True)]
 
 
 def slowest_step(streams: Streams, *, times: int = 5) -> float:
@@ -123,14 +108,14 @@ class Streaming:
     def setup(self, tokens: int, heads: int) -> None:
         """Stream once: to compile, and to make the spectra."""
         ready()
-        self.streams = Streams(Stream(tokens, heads))
+        self.streams = Streams(tokens, heads)
         self.streams.each(lambda y: None)
 
     @measures("streaming", "us a token")
     def track_token(self, tokens: int, heads: int) -> dict[str, Any]:
         """Stream, again and again."""
         (seconds,) = take_turns([self.streams.run], FULL, prepare=self.streams.prepare)
-        return samples(1e6 * s / (tokens * self.streams.case.repeats) for s in seconds)
+        return samples(1e6 * s / (tokens * self.streams.repeats) for s in seconds)
 
     @measures("slowest step of a stream", "us")
     def track_slowest_step(self, tokens: int, heads: int) -> float:
@@ -153,8 +138,8 @@ class StreamingAgainst:
     def setup(self, tokens: int, heads: int, baseline: str) -> None:
         """Make both."""
         ready()
-        case = Stream(tokens, heads)
-        self.streams, self.step = Streams(case), HISTORIES[baseline](*case.arrays())
+        self.streams = Streams(tokens, heads)
+        self.step = HISTORIES[baseline](self.streams.w, self.streams.x)
 
     @measures("streaming, against others", RATIO)
     def track_stream(self, tokens: int, heads: int, baseline: str) -> dict[str, Any]:

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = product.Case(24, 2, elements=24 * 8 * 3)
 NEEDS = {"torch.fft": "torch", "jnp.fft": "jax", "dense T @ x": "torch", "scipy.signal.fftconvolve": "scipy"}
 FEW = Schedule(seconds=0.0, turns=2)
-STREAM = streaming.Stream(40, 2, channels=6)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -51,7 +50,8 @@ def test_gradients_agree_and_are_those_of_filters_and_signals() -> None:
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("name", baselines.HISTORIES)
 def test_histories_agree_with_the_definition(name: str, heads: int) -> None:
-    w, x = streaming.Stream(33, heads, channels=6).arrays()
+    streams = streaming.Streams(33, heads, 6, "numpy")
+    w, x = streams.w, streams.x
     expected = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
     step = baselines.HISTORIES[name](w, x)
     for t in (0, 5, 32, 7):
@@ -61,7 +61,8 @@ def test_histories_agree_with_the_definition(name: str, heads: int) -> None:
 @pytest.mark.parametrize("name", ["history in NumPy", "history in Torch"])
 def test_tokens_are_put_into_the_history_within_a_step(name: str) -> None:
     """Otherwise the step would be spared what a stream has to do."""
-    w, x = streaming.Stream(33, 1, channels=6).arrays()
+    streams = streaming.Streams(33, 1, 6, "numpy")
+    w, x = streams.w, streams.x
     step = baselines.HISTORIES[name](w, x)
     before = np.asarray(step(5)).copy()
     x[4:6] += 1  # the step puts token 5 into the history, and that alone
@@ -78,9 +79,10 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, wrong: Cal
     benchmark.setup(*params)
     with pytest.raises(RuntimeError, match=r"torch\.fft and ours differ by"):
         benchmark.track_product(*params)
-    step = baselines.numpy_history(*STREAM.arrays())
+    streams = streaming.Streams(40, 2, 6, "numpy")
+    step = baselines.numpy_history(streams.w, streams.x)
     with pytest.raises(RuntimeError, match="it and ours differ by"):
-        streaming.stream_ratios(streaming.Streams(STREAM, "numpy"), "it", lambda t: wrong(step(t)), FEW)
+        streaming.stream_ratios(streams, "it", lambda t: wrong(step(t)), FEW)
 
 
 @pytest.mark.parametrize("name", baselines.PRODUCTS)
@@ -112,9 +114,9 @@ def test_arrays_have_as_many_elements_at_every_length() -> None:
 
 
 def test_all_steps_of_short_streams_are_taken_and_some_of_long_ones() -> None:
-    assert streaming.Stream(64, 1).times == range(64)
+    assert streaming.Streams(64, 1, 1, "numpy").times == range(64)
     for n in (1000, 8192, 32768):
-        times = streaming.Stream(n, 1).times
+        times = streaming.Streams(n, 1, 1, "numpy").times
         assert 256 <= len(times) <= 1024
         assert np.mean(times) == pytest.approx((n - 1) / 2, rel=0.01), "a step takes as long as its history is"
 
@@ -129,8 +131,9 @@ def test_a_comparison_is_of_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tmm_core, "stream_step", ticking(tmm_core.stream_step))
     monkeypatch.setattr(streaming, "take_turns", partial(take_turns, clock=lambda: float(repr(seconds)[6:-1])))
-    step = ticking(baselines.numpy_history(*STREAM.arrays()))
-    assert streaming.stream_ratios(streaming.Streams(STREAM, "numpy"), "it", step, FEW) == [1.0, 1.0]
+    streams = streaming.Streams(40, 2, 6, "numpy")
+    step = ticking(baselines.numpy_history(streams.w, streams.x))
+    assert streaming.stream_ratios(streams, "it", step, FEW) == [1.0, 1.0]
 
 
 def test_the_slowest_step_is_so_in_most_streams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +151,7 @@ def test_the_slowest_step_is_so_in_most_streams(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_stream_holds_an_entry_a_time_and_channel(monkeypatch: pytest.MonkeyPatch) -> None:
     benchmark = streaming.Streaming()
-    benchmark.streams = streaming.Streams(STREAM, "numpy")
+    benchmark.streams = streaming.Streams(40, 2, 6, "numpy")
     assert benchmark.track_memory(40, 2) == 40 * 6 * 4
     monkeypatch.setattr(streaming, "FULL", FEW)
     assert len(benchmark.track_token(40, 2)["samples"]) == 2
