@@ -7,17 +7,14 @@ from support.requirements import import_or_skip, library_or_skip, skip_without
 
 from tmm_core.backend import Backend
 from tmm_core.testing import LAWS, get_library
-from tmm_core.testing.oracles import dense_correlation, dense_product
-from tmm_core.testing.products import (
-    check_correlations,
+from tmm_core.testing.accuracy import (
     check_independence,
     check_non_finite,
     check_non_finite_correlation,
-    check_products,
     check_range,
-    check_segments,
-    check_shapes,
 )
+from tmm_core.testing.oracles import dense_correlation, dense_product
+from tmm_core.testing.products import check_correlations, check_products, check_segments, check_shapes
 
 import_or_skip("cupy")
 from support.cupy_in_numpy import HostEngine, Twin

@@ -202,3 +202,24 @@ def test_what_a_half_cannot_hold_is_infinite_without_a_warning():
     x = np.full((200, 2), 300, np.float16)
     assert np.all(np.isinf(correlate(x, x, lags=50)))
     assert np.all(np.isinf(product(x[:, 0], x)[50:]))
+
+
+def test_what_is_left_to_numpy_is_logged(caplog):
+    w, x = np.ones((1, 1, 4), np.float32), np.ones((300, 2), np.float32)
+    huge = x * np.float32(1e30)
+    with caplog.at_level("DEBUG", "tmm_core"):
+        product(w, x)
+        correlate(x, x, lags=3)
+        assert not caplog.messages
+        calls = {
+            "direct sums": (lambda: product(w, x, method="direct"),
+                            lambda: correlate(x, x, lags=3, method="direct")),
+            "out of the range of transforms": (lambda: product(w * np.float32(1e-30), huge),
+                                               lambda: product(w * np.inf, x),
+                                               lambda: correlate(huge * np.nan, x, lags=3)),
+        }  # fmt: skip
+        for words, several in calls.items():
+            for call in several:
+                caplog.clear()
+                call()
+                assert any(words in message and "NumPy" in message for message in caplog.messages)

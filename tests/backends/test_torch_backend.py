@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tmm_core
 from tmm_core._arrays import properties as arrays
-from tmm_core.testing import products as testing
+from tmm_core.testing import accuracy, products
 
 # PyTorch's own, when forward mode is first used
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
@@ -183,16 +183,16 @@ class Unseen(TorchDispatchMode):
 
 
 HARD = [
-    testing.check_products,
-    testing.check_correlations,
-    testing.check_causality,
-    testing.check_segments,
-    testing.check_unsorted_segments,
-    testing.check_non_finite,
-    testing.check_non_finite_correlation,
-    testing.check_range,
-    testing.check_errors,
-    testing.check_independence,
+    products.check_products,
+    products.check_correlations,
+    products.check_causality,
+    products.check_segments,
+    products.check_decreasing_segments,
+    accuracy.check_non_finite,
+    accuracy.check_non_finite_correlation,
+    accuracy.check_range,
+    accuracy.check_errors,
+    accuracy.check_independence,
 ]
 
 

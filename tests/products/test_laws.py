@@ -5,7 +5,7 @@ from support.requirements import import_or_skip, library_or_skip
 
 from tmm_core.testing import BATCH_LAWS, LAWS, LIBRARIES, check_gradients, get_library
 from tmm_core.testing.batches import check_batched_models
-from tmm_core.testing.products import check_dtypes, check_shapes, check_solve, check_unsorted_segments
+from tmm_core.testing.products import check_decreasing_segments, check_dtypes, check_shapes, check_solve
 
 # A backend of another library computes on copies, so one of the ways to use a library stands for the others. What JAX's
 # own engine compiles is the definition, which need not be compiled for the laws again.
@@ -29,7 +29,7 @@ WHOLE = [pair for pair in WHOLE if pair[0] != "dask" or pair[1] == "numpy"]
 
 # Eager JAX compiles each operation of the definition for each shape, for minutes; who computes with JAX gets programs.
 # Of that pair, one law tells whether arrays go through, as of models of eager operations and of compiled recursions.
-SLOW = {("jax", "array_api", law) for law in LAWS if law is not check_unsorted_segments}
+SLOW = {("jax", "array_api", law) for law in LAWS if law is not check_decreasing_segments}
 SLOW |= {("jax", "array_api", check_gradients), ("jax", "numba", check_batched_models)}
 SLOW |= {("torch-compiled", "array_api", check_solve)}
 

@@ -30,7 +30,16 @@ from .._arrays.exchange import (
     share,
     share_like,
 )
-from .._arrays.properties import computed_in, conj, is_real, nan_where, result_dtype, result_dtype_name, values_known
+from .._arrays.properties import (
+    computed_in,
+    conj,
+    is_real,
+    nan_where,
+    result_dtype,
+    result_dtype_name,
+    shift_channels,
+    values_known,
+)
 from .._definition import tiles
 from .._definition.fourier import ERROR_CONSTANT, error_factor, fast_length
 from .._definition.masks import (
@@ -123,6 +132,7 @@ __all__ = [
     "run_matmul",
     "share",
     "share_like",
+    "shift_channels",
     "split_finite",
     "tiles",
     "values_known",

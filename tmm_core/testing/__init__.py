@@ -1,24 +1,19 @@
-"""The laws of the products as checks that any backend and any array library can be put through.
+"""The laws as checks that any backend and any array library can be put through.
 
-A stranger's backend passes when every law holds for every library that it serves::
+A backend passes when every law holds for every library that it serves, which one call tries::
 
-    from tmm_core.testing import LAWS, STREAMING_LAWS, installed_libraries
-    for library in installed_libraries():
-        for law in (*LAWS, *STREAMING_LAWS):
-            law(library, "mybackend")
+    from tmm_core.testing import check_backend
+    check_backend("mine")
 
-and, with a library that differentiates, `check_gradients`. This module needs NumPy, which computes the oracles.
+This package needs NumPy, which computes the oracles.
 """
 
+from ..backend import ERROR_CONSTANT
+from .batches import BATCH_LAWS
+from .laws import LAWS, check_backend
 from .libraries import GPU_LIBRARIES, LIBRARIES, Library, get_library, installed_libraries
-from .products import (
-    BATCH_LAWS,
-    ERROR_CONSTANT,
-    LAWS,
-    STREAMING_ERROR_CONSTANT,
-    STREAMING_LAWS,
-    check_gradients,
-)
+from .products import check_gradients
+from .streaming import STREAMING_ERROR_CONSTANT, STREAMING_LAWS
 
 __all__ = [
     "BATCH_LAWS",
@@ -29,6 +24,7 @@ __all__ = [
     "STREAMING_ERROR_CONSTANT",
     "STREAMING_LAWS",
     "Library",
+    "check_backend",
     "check_gradients",
     "get_library",
     "installed_libraries",
