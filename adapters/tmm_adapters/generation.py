@@ -12,7 +12,7 @@ __all__ = ["ContextFullError", "check_sampling", "longest_text"]
 
 
 class ContextFullError(InputError):
-    """Raised in generation when the position bias has no place for another token.
+    """Raised in generation when the model has no position for another token.
 
     Attributes
     ----------
@@ -21,10 +21,10 @@ class ContextFullError(InputError):
     """
 
     def __init__(self, max_len: float, tokens: Any) -> None:
-        """Say where the position bias ends."""
+        """Say where texts end."""
         super().__init__(
-            f"the model's position bias ends at {max_len=} tokens: ask for fewer tokens, shorten the prompt, or train "
-            "with position_bias=False, which runs on"
+            f"a text of this model ends at {max_len=} tokens: ask for fewer tokens, shorten the prompt, or take a model "
+            "whose texts do not end, such as a TMM trained with position_bias=False"
         )
         self.max_len = max_len
         self.tokens = tokens
