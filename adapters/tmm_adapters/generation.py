@@ -23,7 +23,7 @@ class ContextFullError(InputError):
     def __init__(self, max_len: float, tokens: Any) -> None:
         """Say where texts end."""
         super().__init__(
-            f"a text of this model ends at {max_len=} tokens: ask for fewer tokens, shorten the prompt, or take a model "
+            f"a text of this model ends at {max_len=} tokens: ask for fewer, shorten the prompt, or take a model "
             "whose texts do not end, such as a TMM trained with position_bias=False"
         )
         self.max_len = max_len
