@@ -66,15 +66,15 @@ def unfinished(whole: Path, out: Path, *, step: int = STEPS, steps: int | None =
 
 def signal_at(monkeypatch: pytest.MonkeyPatch, step: int, number: int = signal.SIGINT) -> None:
     """Send this process a signal during a step of training, which reads the batch of the next one."""
-    original, asked = TrainingSamples.__getitems__, []
+    original, asked = TrainingSamples.batch, []
 
-    def getitems(self: TrainingSamples, indices: Any) -> Any:
+    def batch(self: TrainingSamples, indices: Any) -> Any:
         asked.append(indices)
         if len(asked) == step + 1:
             os.kill(os.getpid(), number)
         return original(self, indices)
 
-    monkeypatch.setattr(TrainingSamples, "__getitems__", getitems)
+    monkeypatch.setattr(TrainingSamples, "batch", batch)
 
 
 def fail_second(monkeypatch: pytest.MonkeyPatch, place: str, argument: str | None = None) -> None:

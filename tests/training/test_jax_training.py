@@ -13,7 +13,7 @@ import pytest
 from support.training_runs import ONE_THREAD, WHOLE, recorded
 
 from tmm_adapters.pretrained import load_params
-from tmm_lab.data.tokens import TokenWindows
+from tmm_lab.data.dataset import TokenWindows
 from tmm_lab.evaluation.measure import held_out_nats
 from tmm_lab.training.jax.model import JaxModel
 from tmm_lab.training.jax.runtime import make_runtime

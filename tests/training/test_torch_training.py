@@ -19,8 +19,9 @@ from tmm_adapters.pretrained import load_model, read_tensors
 from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_core import TMMConfig
 from tmm_lab.cli import main
+from tmm_lab.data.dataset import evaluation_windows
 from tmm_lab.data.text import open_text
-from tmm_lab.data.tokens import bits_per_byte, evaluation_windows, open_tokens
+from tmm_lab.data.tokens import bits_per_byte, open_tokens
 from tmm_lab.evaluation.measure import held_out_nats
 from tmm_lab.training.options import TrainingOptions
 from tmm_lab.training.runs import Run

@@ -43,9 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = model_folder(arguments.dir)
     check_tokenizer(folder)
+    from ..data.dataset import evaluation_windows
     from ..data.documents import read_documents
     from ..data.text import write_text
-    from ..data.tokens import bits_per_byte, evaluation_windows, write_tokens
+    from ..data.tokens import bits_per_byte, write_tokens
     from ..evaluation.measure import held_out_nats
     from ..training.display import counted
     from ..training.frameworks import choose, open_model

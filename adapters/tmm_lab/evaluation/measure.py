@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_core.errors import InputError
 
-from ..data.tokens import TokenWindows
+from ..data.dataset import TokenWindows
 
 __all__ = [
     "Batch",

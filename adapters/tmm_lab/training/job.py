@@ -7,8 +7,7 @@ from typing import Any
 
 from tmm_adapters.architecture import Architecture, ModelConfig, get_architecture
 
-from ..data.dataset import TrainingSamples
-from ..data.tokens import TokenWindows, evaluation_windows
+from ..data.dataset import TokenWindows, TrainingSamples, evaluation_windows
 from .data import Data
 from .options import TrainingOptions
 from .runs import Run

@@ -160,7 +160,7 @@ class Loop:
         accumulate, rows = self._options.accumulate, self._options.batch * self._runtime.local_devices
         parts = range(self.step * accumulate, (self.step + 1) * accumulate)
         starts = [(part * self._runtime.processes + self._runtime.rank) * rows for part in parts]
-        batch = self._job.samples.__getitems__([start + row for start in starts for row in range(rows)])
+        batch = self._job.samples.batch([start + row for start in starts for row in range(rows)])
         return {name: array.reshape(accumulate, rows, -1) for name, array in batch.items()}
 
     def _evaluation_is_due(self) -> bool:
