@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tmm_core.lm import IGNORED
-from tmm_lab.data.dataset import TokenWindows, samples_at
+from tmm_lab.data.dataset import TokenWindows, TrainingSamples, samples_at
 
 
 @settings(deadline=None)
@@ -60,3 +60,39 @@ def test_windows_that_cannot_be_are_refused():
     for stride in (0, 5):
         with pytest.raises(ValueError, match="stride must be in"):
             TokenWindows(np.arange(5), 4, None, stride=stride)
+
+
+def test_a_pass_reads_the_text_once_and_the_next_reads_it_otherwise():
+    tokens = np.arange(1000, dtype=np.uint16)
+    samples = TrainingSamples(tokens, 16, seed=3, end_of_text=500)
+    first = samples.batch(range(samples.per_pass))
+    assert all(a.shape == (61, 16) and a.dtype == np.int64 for a in first.values())
+    ids = first["input_ids"]
+    assert len(set(ids.flatten().tolist())) == 61 * 16, "no token twice in a pass"
+    assert (np.diff(ids, axis=1) == 1).all(), "a sample is a stretch of text"
+    assert (first["targets"] == ids + 1).all()
+    holds = (ids == 500).any(axis=1)
+    assert (first["segment_ids"] == (ids >= 500) * holds[:, None]).all()
+    second = samples.batch(range(samples.per_pass, 2 * samples.per_pass))["input_ids"]
+    assert not np.array_equal(ids, second)
+    again = TrainingSamples(tokens, 16, seed=3, end_of_text=None)
+    assert "segment_ids" not in again.batch([5])
+    for name, batch in again.batch([100, 5]).items():
+        np.testing.assert_array_equal(batch, samples.batch([100, 5])[name])
+    other = TrainingSamples(tokens, 16, seed=4, end_of_text=500)
+    assert not np.array_equal(other.batch([5])["input_ids"], ids[5:6])
+
+
+@pytest.mark.parametrize("n_tokens", [17, 18, 32, 33, 34])
+def test_texts_of_about_one_context_can_be_read(n_tokens):
+    samples = TrainingSamples(np.arange(n_tokens), 16, seed=0, end_of_text=0)
+    batch = samples.batch(range(40))
+    assert batch["input_ids"].shape == batch["targets"].shape == (40, 16)
+    assert set(batch["targets"].flatten().tolist()) <= set(range(1, n_tokens))
+    if n_tokens > 17:
+        assert batch["targets"].max() == n_tokens - 1, "the last token is read too, in some pass"
+
+
+def test_a_text_shorter_than_one_context_is_refused():
+    with pytest.raises(ValueError, match=r"training text is too short: 16 tokens, and one context needs 17"):
+        TrainingSamples(np.arange(16), 16, seed=0, end_of_text=0)

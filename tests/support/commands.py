@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tmm_core import TMMConfig
 from tmm_lab.cli import main
+
+REFERENCE = Path(__file__).parent.parent / "reference"
+SMALL = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=32)
+TINY = ["--d-model", "8", "--n-layers", "1", "--n-heads", "2", "--max-len", "16", "--batch", "2", "--device", "cpu"]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *command: object) -> str:

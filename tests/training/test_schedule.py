@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 
-from tmm_lab.data.dataset import TrainingSamples
 from tmm_lab.training.schedule import Clock, TimedSchedule, evaluation_steps, learning_rate_factor
 
 
@@ -63,42 +61,6 @@ def test_the_last_step_is_always_evaluated(total: int, evaluations: int) -> None
     assert max(steps) == total
     assert min(steps) >= 1
     assert len(steps) == min(total, evaluations)
-
-
-def test_a_pass_reads_the_text_once_and_the_next_reads_it_otherwise() -> None:
-    tokens = np.arange(1000, dtype=np.uint16)
-    samples = TrainingSamples(tokens, 16, seed=3, end_of_text=500)
-    first = samples.batch(range(samples.per_pass))
-    assert all(a.shape == (61, 16) and a.dtype == np.int64 for a in first.values())
-    ids = first["input_ids"]
-    assert len(set(ids.flatten().tolist())) == 61 * 16, "no token twice in a pass"
-    assert (np.diff(ids, axis=1) == 1).all(), "a sample is a stretch of text"
-    assert (first["targets"] == ids + 1).all()
-    holds = (ids == 500).any(axis=1)
-    assert (first["segment_ids"] == (ids >= 500) * holds[:, None]).all()
-    second = samples.batch(range(samples.per_pass, 2 * samples.per_pass))["input_ids"]
-    assert not np.array_equal(ids, second)
-    again = TrainingSamples(tokens, 16, seed=3, end_of_text=None)
-    assert "segment_ids" not in again[5]
-    for name, batch in again.batch([100, 5]).items():
-        np.testing.assert_array_equal(batch, samples.batch([100, 5])[name])
-    other = TrainingSamples(tokens, 16, seed=4, end_of_text=500)
-    assert not np.array_equal(other[5]["input_ids"], ids[5:6])
-
-
-@pytest.mark.parametrize("n_tokens", [17, 18, 32, 33, 34])
-def test_texts_of_about_one_context_can_be_read(n_tokens: int) -> None:
-    samples = TrainingSamples(np.arange(n_tokens), 16, seed=0, end_of_text=0)
-    batch = samples.batch(range(40))
-    assert batch["input_ids"].shape == batch["targets"].shape == (40, 16)
-    assert set(batch["targets"].flatten().tolist()) <= set(range(1, n_tokens))
-    if n_tokens > 17:
-        assert batch["targets"].max() == n_tokens - 1, "the last token is read too, in some pass"
-
-
-def test_a_text_shorter_than_one_context_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"training text is too short: 16 tokens, and one context needs 17"):
-        TrainingSamples(np.arange(16), 16, seed=0, end_of_text=0)
 
 
 def test_a_timed_run_misses_none_of_its_evaluations() -> None:

@@ -1,0 +1,49 @@
+"""`tmm eval`: bits per byte of a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.commands import REFERENCE
+
+from tmm_adapters.pretrained import load_model, read_tensors, write_tensors
+from tmm_lab.cli import main
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
+
+
+def test_eval_refuses(tmp_path: Path, model: Path, text: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "empty.txt").write_bytes(b"")
+    assert "is empty" in refused("eval", model, "--text", tmp_path / "empty.txt")
+    assert "there is no text file" in refused("eval", model, "--text", tmp_path / "none.txt")
+    assert "--batch must be at least 1" in refused("eval", model, "--text", text, "--batch", "0")
+    huge = {name: np.full_like(p, 1e30) for name, p in read_tensors(model / "model.safetensors").items()}
+    write_tensors(model / "model.safetensors", huge)
+    assert "has no finite loss on this text" in refused("eval", model, "--text", text)
+
+
+def test_eval_measures_a_text_shorter_than_the_context(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "short.txt").write_text("short")
+    assert main(["eval", str(model), "--text", str(tmp_path / "short.txt")]) == 0
+    cost = float(re.search(r"this model +([\d.]+)", capsys.readouterr().out)[1])
+    network, tokenizer = load_model(model, device="cpu")
+    ids = torch.tensor([[tokenizer.end_of_text, *tokenizer.encode("short"), tokenizer.end_of_text]])
+    nats = torch.nn.functional.cross_entropy(network(ids)["logits"][0, :-1], ids[0, 1:], reduction="sum").item()
+    assert cost == pytest.approx(nats / np.log(2) / 5, abs=1e-4)
+
+
+def test_a_model_that_has_lost_its_tokenizer_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """A converted one had none to lose."""
+    main(["convert", str(REFERENCE / "flat.safetensors"), str(tmp_path / "model")])
+    for command in (
+        ("generate", tmp_path / "model", "--prompt", "a"),
+        ("eval", tmp_path / "model", "--text", __file__),
+    ):
+        assert re.search(r"has no tokenizer.json, and its \d+ tokens are not the 257 of bytes: copy", refused(*command))

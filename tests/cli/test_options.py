@@ -1,0 +1,43 @@
+"""Options are made of the fields of configurations."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import pytest
+
+from tmm_core import TMMConfig
+from tmm_lab.cli import main
+from tmm_lab.cli.fields import add_fields, field_docstrings, given_fields
+from tmm_lab.data.config import DataConfig
+from tmm_lab.training.options import TrainingOptions
+
+
+def test_every_field_of_model_and_training_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    for cls in (TMMConfig, TrainingOptions, DataConfig):
+        notes = field_docstrings(cls)
+        for field in fields(cls):
+            assert f"--{field.name.replace('_', '-')}" in shown
+            assert notes[field.name].split()[0].strip("`") in shown
+
+
+def test_fields_become_options() -> None:
+    @dataclass
+    class Example:
+        n: int = 1
+        x: float | None = None
+        on: bool = True
+        kind: Literal["a", "b"] = "a"
+
+    parser = argparse.ArgumentParser()
+    add_fields(parser, Example)
+    assert given_fields(parser.parse_args([]), Example) == {}
+    given = given_fields(parser.parse_args(["--n", "3", "--x", "0.5", "--no-on", "--kind", "b"]), Example)
+    assert given == {"n": 3, "x": 0.5, "on": False, "kind": "b"}
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--kind", "c"])
