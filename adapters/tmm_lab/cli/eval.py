@@ -1,4 +1,4 @@
-"""`tmm eval`: what a text costs a model, beside what it costs others."""
+"""`tmm eval`: bits per byte of a text under a model, beside baselines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from tmm_core.errors import InputError
 from .model_options import able_frameworks, add_model_options, check_tokenizer
 
 if TYPE_CHECKING:
-    from tmm_adapters.tokenizers import Tokenizer
-
     from ..data.text import Part
+    from ..training.runs import Run
 
 __all__ = ["add_parser"]
 
@@ -25,13 +24,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "eval",
-        help="measure what a text costs a model, in bits per byte",
-        description="Measure what a text costs a model in bits per byte, and what it costs n-grams of the "
-        "run's training text and zlib. Each token is predicted once, from at least half a context before it.",
+        help="measure the bits per byte of a text under a model",
+        description="Measure the bits per byte of a text under a model, under n-gram models of the run's training text "
+        "and under zlib. Each token is predicted once, from at least half a context before it.",
     )
     add_model_options(parser)
-    parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help="the text, each file one document")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="contexts computed at a time (default: 8)")
+    parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help="files of the text, each one document")
+    parser.add_argument("--batch", type=int, default=8, metavar="N", help="windows in a batch (default: 8)")
     parser.set_defaults(run=run)
 
 
@@ -39,10 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table, the cheapest first."""
     if arguments.batch < 1:
         raise InputError(f"--batch must be at least 1, and is {arguments.batch}")
-    from ..training.runs import model_folder
+    from ..training.runs import model_folder, run_of
 
     folder = model_folder(arguments.dir)
     check_tokenizer(folder)
+    run = run_of(folder)
     from ..data.dataset import evaluation_windows
     from ..data.documents import read_documents
     from ..data.text import write_text
@@ -57,11 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
         text = write_text(documents, Path(scratch, "text"))
         part = text.whole()
         tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
-        windows = evaluation_windows(tokens, model.max_len, _end_of_text(folder, tokenizer))
+        joined = run is not None and run.parsed().options.join_documents  # the model reads texts as in its training
+        windows = evaluation_windows(tokens, model.max_len, None if joined else tokenizer.end_of_text)
         nats = held_out_nats(model, windows, batch=arguments.batch)
         if not math.isfinite(nats):
             raise InputError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")
-        costs = {"this model": bits_per_byte(nats, part), **_baselines(folder, part)}
+        costs = {"this model": bits_per_byte(nats, part), **_baselines(run, part)}
         del windows, tokens  # the mapped file must be closed before Windows can remove it
     size = f"{counted(part.n_bytes, 'byte')}, {counted(part.n_documents, 'document')}"
     print(f"{size}, sha256 {text.sha256[:16]}; model {folder}")
@@ -70,22 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _end_of_text(folder: Path, tokenizer: Tokenizer) -> int | None:
-    """Return where documents begin, which the model of a run reads as it did in training: isolated, or joined."""
-    from ..training.runs import run_of
-
-    run = run_of(folder)
-    joined = run is not None and run.parsed().options.join_documents
-    return None if joined else tokenizer.end_of_text
-
-
-def _baselines(folder: Path, part: Part) -> dict[str, float]:
+def _baselines(run: Run | None, part: Part) -> dict[str, float]:
     """Return the baselines: n-grams need the training text of a run, zlib does not."""
     from ..data.text import open_text
     from ..evaluation.baselines import baseline_costs, zlib_cost
-    from ..training.runs import run_of
 
-    run = run_of(folder)
     if run is not None and not (run.data / "text").is_file():
         print(f"note: without n-grams, as {run.data} has lost the training text", file=sys.stderr)
         run = None

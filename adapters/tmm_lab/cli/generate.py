@@ -1,4 +1,4 @@
-"""`tmm generate`: let a model continue prompts."""
+"""`tmm generate`: continue prompts with a model."""
 
 from __future__ import annotations
 
@@ -22,28 +22,32 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "generate",
-        help="let a model continue a prompt",
-        description="Write how a model continues a prompt: text to stdout as it comes, metrics to stderr.",
+        help="continue a prompt with a model",
+        description="Continue a prompt with a model: text goes to stdout as it is generated, speed to stderr.",
     )
     add_model_options(parser)
     begin = parser.add_mutually_exclusive_group(required=True)
-    begin.add_argument("--prompt", metavar="TEXT", help="how the text begins")
+    begin.add_argument("--prompt", metavar="TEXT", help="the text to continue")
     begin.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="continue each line of this file, all at once, and write the texts one after the other; "
-        "empty lines are passed over",
+        help="continue each line of this file, all in one batch, and write the texts one after the other; empty "
+        "lines are skipped",
     )
-    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="most tokens to write (default: 200)")
+    parser.add_argument("--tokens", type=int, default=200, metavar="N", help="most tokens to generate (default: 200)")
     parser.add_argument(
         "--temperature", type=float, default=0.8, metavar="X", help="0 takes the likeliest token (default: 0.8)"
     )
     parser.add_argument(
-        "--top-p", type=float, default=0.95, metavar="X", help="draw from this share of the probability (default: 0.95)"
+        "--top-p",
+        type=float,
+        default=0.95,
+        metavar="X",
+        help="sample from the likeliest tokens that make up this probability (default: 0.95)",
     )
-    parser.add_argument("--top-k", type=int, metavar="N", help="draw from as many tokens, the likeliest (default: all)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws, a text's own (default: 0)")
+    parser.add_argument("--top-k", type=int, metavar="N", help="sample from the N likeliest tokens (default: all)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)")
     parser.set_defaults(run=run)
 
 

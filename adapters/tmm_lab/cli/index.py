@@ -85,13 +85,11 @@ def _now(arguments: argparse.Namespace) -> int:
     """Analyse a model as it is."""
     source, config, lags, picture = _model(arguments)
     from ..operators.filters import analyse, filters_of
-    from ..operators.panels import require_picture
-    from ..operators.pictures import WHAT_TO_SEE, plot_filters
-    from ..operators.tables import filter_table, plain, print_table, size_of, summary_of
+    from ..operators.tables import WHAT_TO_SEE, filter_table, plain, print_table, size_of, summary_of
 
     filters, n = filters_of(lags, config), arguments.length or min(config.max_len, _LENGTH)
     if not arguments.no_plot:
-        require_picture(picture, config.n_layers * config.mix_layers)
+        _require_picture(picture, config)
     _warn_if_slow(len(filters), n)
     reports = analyse(filters, n)
     summary = summary_of([r.index.index for r in reports], [r.vanishing for r in reports])
@@ -102,6 +100,8 @@ def _now(arguments: argparse.Namespace) -> int:
         print_table(filter_table(reports, config))
         print(f"\n{summary}\n{WHAT_TO_SEE}")
     if not arguments.no_plot:
+        from ..operators.pictures import plot_filters
+
         _draw(picture, lambda: plot_filters(picture, reports, title=f"{source}\n{summary}"), quiet=arguments.json)
     return 0
 
@@ -112,9 +112,7 @@ def _over_time(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from ..operators.filters import filters_of, index_of, vanishing
-    from ..operators.panels import require_picture
-    from ..operators.pictures import WHAT_TO_SEE_OVER_TIME, plot_over_time
-    from ..operators.tables import place, print_table, size_of, summary_of, table_over_time
+    from ..operators.tables import WHAT_TO_SEE_OVER_TIME, place, print_table, size_of, summary_of, table_over_time
 
     config = _tmm(run.parsed().config, run.folder)
     logs = run.logged_parameters()
@@ -124,7 +122,7 @@ def _over_time(arguments: argparse.Namespace) -> int:
         )
     picture = arguments.plot or run.folder / "index-over-time.png"
     if not arguments.no_plot:
-        require_picture(picture, config.n_layers * config.mix_layers)
+        _require_picture(picture, config)
     moments = [filters_of(read_tensors(path), config) for path in logs.values()] or [filters_of({}, config)]
     steps, n = list(logs), arguments.length or min(config.max_len, _LENGTH)
     _warn_if_slow(len(moments) * len(moments[-1]), n)
@@ -143,6 +141,8 @@ def _over_time(arguments: argparse.Namespace) -> int:
         print_table(table_over_time(moments[-1], steps, found, shown, config))
         print(f"\n{summary}\n{WHAT_TO_SEE_OVER_TIME}")
     if not arguments.no_plot:
+        from ..operators.pictures import plot_over_time
+
         numbers = [np.asarray(a, np.float64) for a in (found, vanished)]  # None becomes NaN
         title = f"{run.folder}, steps {steps[0]} to {steps[-1]}, n = {n} tokens\n{summary}"
         _draw(picture, lambda: plot_over_time(picture, steps, moments, *numbers, title=title), quiet=arguments.json)
@@ -197,7 +197,7 @@ def _tmm(config: ModelConfig, folder: Path) -> TMMConfig:
     from tmm_core import TMMConfig
 
     if not isinstance(config, TMMConfig):
-        raise InputError(f"{folder} holds a model of the architecture {config.model_type!r}, which has no such lags")
+        raise InputError(f"{folder} holds a model of the architecture {config.model_type!r}, which has no filters")
     return config
 
 
@@ -209,6 +209,13 @@ def _run(folder: Path | None) -> Run:
         return newest_run()
     run = None if (folder / DESCRIPTION).is_file() else run_of(folder.absolute())
     return Run.open(folder) if run is None else run
+
+
+def _require_picture(picture: Path, config: TMMConfig) -> None:
+    """Refuse a picture that cannot be written; Matplotlib is imported only where one is drawn."""
+    from ..operators.panels import require_picture
+
+    require_picture(picture, config.n_layers * config.mix_layers)
 
 
 def _draw(picture: Path, draw: Callable[[], None], *, quiet: bool) -> None:

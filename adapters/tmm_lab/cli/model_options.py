@@ -1,4 +1,4 @@
-"""What the commands that use a trained model share: the options that say where it is, and on what it computes."""
+"""Options that the commands share which use a trained model: its folder, the framework and the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--framework",
         choices=("auto", "torch", "jax"),
         default="auto",
-        help="what computes, whichever trained the model; auto is PyTorch where it is installed (default: auto)",
+        help="what computes, whichever trained the model; auto is PyTorch if it is installed (default: auto)",
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="where to compute (default: auto)"

@@ -1,4 +1,4 @@
-"""`tmm train`: train a language model, or take a run up again."""
+"""`tmm train`: train a language model, or resume a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .fields import CommandParser, add_fields, as_text, given_fields
 
 __all__ = ["add_parser"]
 
-# A resumed run may compute elsewhere, and tell others; everything else was decided when it began.
+# What may change when a run is resumed.
 _OF_A_SESSION = ("framework", "device", "backend", "compile", "report_to")
 _NO_OPTIONS = ("run", "debug", "resume")
 _DEFAULT = "tmm"
@@ -31,18 +31,18 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "train",
-        help="train a language model, or take a run up again",
-        description="Train a language model. Without options: a Toeplitz MLP Mixer, three minutes, on the "
-        "documentation of Python. The options of the model are those of --arch, also in this help.",
-        epilog="On several devices: JAX takes those it finds, PyTorch those of torchrun --nproc-per-node N --no-python "
-        "tmm train ...",
+        help="train a language model, or resume a run",
+        description="Train a language model. Without options it is a Toeplitz MLP Mixer, trained for three minutes on "
+        "the documentation of Python. --arch chooses the model, and with it the last group of options below.",
+        epilog="On several devices: JAX uses all that it finds; PyTorch is started by torchrun --nproc-per-node N "
+        "--no-python tmm train ...",
         usage="tmm train [options]\n       tmm train --resume [DIR]",
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument(
         "--arch",
         metavar="NAME",
-        help=f"the architecture of the model: {', '.join(architectures())} (default: {_DEFAULT})",
+        help=f"architecture of the model: {', '.join(architectures())} (default: {_DEFAULT})",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="folder of the run, new or empty (default: runs/<preset>-<time>)"
@@ -53,7 +53,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
         type=Path,
         const=None,
         metavar="DIR",
-        help="take up the run in DIR, or the newest one, from its newest intact checkpoint",
+        help="resume the run in DIR, or the newest run, from its newest intact checkpoint",
     )
     add_fields(parser.add_argument_group("text and tokens"), DataConfig)
     add_fields(parser.add_argument_group("training"), TrainingOptions)
@@ -67,9 +67,11 @@ def _add_model_options(parser: argparse.ArgumentParser, arguments: Sequence[str]
     only.add_argument("--arch", default=_DEFAULT)
     architecture = get_architecture(only.parse_known_args(arguments)[0].arch)
     title = f"model ({architecture.title})"
-    model = parser.add_argument_group(title, "each option changes a field of the preset; shown are the default's")
+    model = parser.add_argument_group(
+        title, "each option changes a field of the preset; shown are the default's"
+    )
     presets = tuple(architecture.presets)
-    model.add_argument("--preset", choices=presets, help="the model to begin from (default: default)")
+    model.add_argument("--preset", choices=presets, help="the fields that are not given (default: default)")
     add_fields(model, architecture.config_class, defaults=architecture.preset())
 
 
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         decided = sorted(set(given) - set(_OF_A_SESSION))
         if decided:
             options = ", ".join("--" + name.replace("_", "-") for name in decided)
-            raise InputError(f"--resume goes on with what the run was told: leave out {options}, or begin a new run")
+            raise InputError(f"--resume continues a run with its own options: leave out {options}, or begin a new run")
         from ..training.runs import Run, newest_run
 
         old = newest_run() if arguments.resume is None else Run.open(arguments.resume)
@@ -101,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _new_run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `session.begin`; whatever can be refused without reading a text is refused here."""
     if "steps" in arguments and "minutes" in arguments:
-        raise InputError("--steps and --minutes are both given, and each says how long the run is: choose one")
+        raise InputError("--steps and --minutes are both given, and each is the length of the run: choose one")
     preset = getattr(arguments, "preset", "default")
     if "prompt" in arguments:
         arguments.prompt = as_text("--prompt", arguments.prompt)
@@ -130,7 +132,7 @@ def _new_run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _say_starting(framework: str, config: ModelConfig) -> None:
-    """Say that something happens, unless it cannot: importing a framework takes seconds."""
+    """Refuse a framework that is missing, and say what is imported, which takes seconds."""
     libraries = {"torch": "PyTorch", "jax": "JAX"}
     name = choose(framework, get_architecture(config.model_type).frameworks, training=True)
     if os.environ.get("RANK", "0") == "0":

@@ -11,11 +11,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from tmm_core.errors import InputError, MissingFileError, NotAFileError
 
-__all__ = ["GREY", "colours_of", "draw_key", "draw_rows", "lag_axis", "require_picture", "thin"]
+__all__ = ["GREY", "colours_of", "draw_heatmap", "draw_key", "draw_rows", "lag_axis", "require_picture", "thin"]
 
 GREY = "#666666"
 # Okabe and Ito's palette, which colour-blind readers tell apart; more curves than it has get a scale.
@@ -144,14 +146,27 @@ def draw_key(axes: Axes, name: str, texts: Mapping[int, str], colours: Sequence[
         axes.text(0, place, line, color=colour, fontsize=8, va="center", transform=axes.transAxes)
 
 
-def lag_axis(axes: Axes, k: int, *, edge: float) -> None:
+def draw_heatmap(axes: Axes, rows: NDArray[Any], *, label: str = "lag (tokens back)") -> QuadMesh:
+    """Draw rows of numbers from -1 to 1 in colours, the first row above, on an axis of lags."""
+    # Lag j spans [j + 1/2, j + 3/2) here: a logarithmic axis has no zero.
+    edges = np.arange(rows.shape[1] + 1) + 0.5
+    mesh = axes.pcolormesh(
+        edges, np.arange(len(rows) + 1), rows, cmap="RdBu_r", vmin=-1, vmax=1, rasterized=True, linewidth=0
+    )
+    lag_axis(axes, rows.shape[1], edge=0.5, label=label)
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    return mesh
+
+
+def lag_axis(axes: Axes, k: int, *, edge: float, label: str = "lag (tokens back)") -> None:
     """Let lag j stand at j + 1 of a logarithmic axis, which has room for the recent ones."""
     axes.set_xscale("log")
     ticks = [lag for lag in (0, 1, 3, 7, 15, 63, 255, 1023, 4095, 16383, 65535) if lag < k]
     axes.set_xticks([lag + 1 for lag in ticks], [str(lag) for lag in ticks])
     axes.minorticks_off()
     axes.set_xlim(edge, k + 0.5)
-    axes.set_xlabel("lag (tokens back)")
+    axes.set_xlabel(label)
 
 
 def colours_of(n: int) -> list[Any]:

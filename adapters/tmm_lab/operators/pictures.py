@@ -17,21 +17,10 @@ from numpy.typing import NDArray
 from tmm_core.index import toeplitz_symbol
 
 from .filters import Filter, FilterReport
-from .panels import GREY, colours_of, draw_key, draw_rows, lag_axis, thin
+from .panels import GREY, colours_of, draw_heatmap, draw_key, draw_rows, lag_axis, thin
+from .tables import WHAT_TO_SEE, WHAT_TO_SEE_OVER_TIME
 
-__all__ = ["WHAT_TO_SEE", "WHAT_TO_SEE_OVER_TIME", "plot_filters", "plot_over_time"]
-
-WHAT_TO_SEE = (
-    "Each curve is the symbol of a filter. Its index is minus the number of clockwise turns around the origin (+): 0 "
-    "is invertible, -1 is like the shift by one token.\n"
-    "The matrix on n tokens forgets as many tokens as singular values vanish: minus the index where n is much larger "
-    "than the lags, else the number of zeros well inside the circle."
-)
-WHAT_TO_SEE_OVER_TIME = (
-    "An index jumps where the curve of the symbol crosses the origin. The matrix on n tokens forgets as many tokens as "
-    "singular values vanish; the shift by one token forgets one.\n"
-    "Lags that keep their colour from top to bottom did not change in training."
-)
+__all__ = ["plot_filters", "plot_over_time"]
 
 _BESIDE, _BELOW = 2.3, 2.9  # radii from one symbol to the next
 _MOST_NAMED_ACROSS = 6
@@ -265,18 +254,12 @@ def _draw_lags_over_time(axes: Axes, lags: NDArray[Any], heads: Sequence[int]) -
     lags = np.where(np.isfinite(lags), lags, np.nan)
     largest = np.abs(np.nan_to_num(lags)).max(axis=(0, 2), keepdims=True)
     shown = (lags / np.where(largest > 0, largest, 1)).transpose(1, 0, 2).reshape(-1, k)
-    # Lag j spans [j + 1/2, j + 3/2) here: a logarithmic axis has no zero.
-    axes.pcolormesh(
-        np.arange(k + 1) + 0.5, np.arange(len(shown) + 1), shown, cmap="RdBu_r", vmin=-1, vmax=1, rasterized=True
-    )
-    lag_axis(axes, k, edge=0.5)
+    draw_heatmap(axes, shown)
     for head in range(1, n_heads):
         axes.axhline(head * n_steps, color="black", linewidth=0.5)
     every = -(-n_heads // 16)
     axes.set_yticks((np.arange(0, n_heads, every) + 0.5) * n_steps, list(map(str, heads[::every])))
-    axes.tick_params(axis="y", length=0)
     axes.set_ylabel("head", labelpad=5)
-    axes.invert_yaxis()
 
 
 def _symbol(w: NDArray[Any]) -> NDArray[Any]:

@@ -12,7 +12,30 @@ from tmm_core import TMMConfig
 
 from .filters import Filter, FilterReport
 
-__all__ = ["filter_table", "place", "plain", "print_table", "size_of", "summary_of", "table_over_time"]
+__all__ = [
+    "WHAT_TO_SEE",
+    "WHAT_TO_SEE_OVER_TIME",
+    "filter_table",
+    "place",
+    "plain",
+    "print_table",
+    "size_of",
+    "summary_of",
+    "table_over_time",
+]
+
+
+WHAT_TO_SEE = (
+    "Each curve is the symbol of a filter. Its index is minus the number of clockwise turns around the origin (+): 0 "
+    "is invertible, -1 is like the shift by one token.\n"
+    "The matrix on n tokens forgets as many tokens as singular values vanish: minus the index where n is much larger "
+    "than the lags, else the number of zeros well inside the circle."
+)
+WHAT_TO_SEE_OVER_TIME = (
+    "An index jumps where the curve of the symbol crosses the origin. The matrix on n tokens forgets as many tokens as "
+    "singular values vanish; the shift by one token forgets one.\n"
+    "Lags that keep their colour from top to bottom did not change in training."
+)
 
 
 def filter_table(reports: Sequence[FilterReport], config: TMMConfig) -> list[list[str]]:

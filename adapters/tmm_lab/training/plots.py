@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 
 from tmm_adapters.architecture import Heatmap
 
+from ..operators.panels import draw_heatmap
+
 __all__ = ["plot_training"]
 
 _INK, _GREY = "#1f4e79", "#666666"
@@ -113,21 +115,9 @@ def _draw_heatmap(figure: Figure, axes: Axes, heatmap: Heatmap) -> None:
     rows, names = heatmap.rows, heatmap.names
     largest = np.abs(rows).max(axis=1, keepdims=True)
     shown = rows / np.where(largest > 0, largest, 1)
-    # Column j spans [j + 1/2, j + 3/2) here: a logarithmic axis has no zero.
-    edges = np.arange(rows.shape[1] + 1) + 0.5
-    mesh = axes.pcolormesh(
-        edges, np.arange(len(rows) + 1), shown, cmap="RdBu_r", vmin=-1, vmax=1, rasterized=True, linewidth=0
-    )
-    axes.set_xscale("log")
-    ticks = [column for column in (0, 1, 3, 7, 15, 63, 255, 1023, 4095, 16383, 65535) if column < rows.shape[1]]
-    axes.set_xticks([column + 1 for column in ticks], [str(column) for column in ticks])
-    axes.minorticks_off()
-    axes.set_xlim(edges[0], edges[-1])
-    axes.set_xlabel(heatmap.xlabel)
+    mesh = draw_heatmap(axes, shown, label=heatmap.xlabel)
     every = -(-len(names) // _MOST_ROW_LABELS)
     axes.set_yticks(np.arange(0, len(names), every) + 0.5, names[::every], fontsize=8)
-    axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
     for first in range(heatmap.rows_per_layer, len(rows), heatmap.rows_per_layer):
         axes.axhline(first, color="white", linewidth=2)
     figure.colorbar(mesh, ax=axes, shrink=0.6, aspect=30, pad=0.02, ticks=(-1, 0, 1))
