@@ -36,15 +36,15 @@ class TMMConfig(Configuration):
     d_model: Count = 256
     """Channels of the residual stream."""
     n_layers: Size = 4
-    """Blocks."""
+    """Number of blocks."""
     n_heads: Size = 4
-    """Filters a layer, each over `d_model / n_heads` channels; 0 is the flat layer, one filter and no projections."""
+    """Filters per layer, each over `d_model / n_heads` channels; 0 is the flat layer: one filter, no projections."""
     n_lags: Count | None = None
-    """Lags of each filter; `max_len` unless given. Fewer make the mixing matrix banded."""
+    """Lags of each filter, by default `max_len`; fewer make the mixing matrix banded."""
     kernel_size: Count = 1
     """Neighbouring channels that each filter reads."""
     mix_layers: Literal[1, 2] = 1
-    """Toeplitz products a layer; 2 is the ablation `T2 silu(T1 x + bias1) + bias2`."""
+    """Toeplitz products per layer; 2 is the ablation `T2 silu(T1 x + bias1) + bias2`."""
     projections: bool = True
     """Linear maps into and out of the heads."""
     out_proj_bias: bool = True
@@ -54,11 +54,11 @@ class TMMConfig(Configuration):
     softplus: bool = False
     """Lags are `softplus` of the parameters, hence positive."""
     mean: bool = False
-    """Divide the product by the running sum of its lags; asks for `softplus`."""
+    """Divide the product by the running sum of its lags; requires `softplus`."""
     lag_init: Literal["normal", "shift", "decay"] = "normal"
     """Initial lags: N(0, 2/n) as in the paper, one shift a head, or exponential decays of several lengths."""
     d_mlp: Count | None = None
-    """Hidden width of the MLP; `4 * d_model` unless given."""
+    """Hidden width of the MLP, by default `4 * d_model`."""
     activation: Literal["silu", "gelu_tanh"] = "silu"
     """Non-linearity of the MLP."""
     norm: Literal["layer", "rms"] = "layer"
@@ -75,7 +75,7 @@ class TMMConfig(Configuration):
     embed_std: Annotated[float, Bounds(at_least=0)] = 1.0
     """Standard deviation of the initial embedding."""
     frozen: Literal["none", "lags", "projections"] = "none"
-    """Parameters that training leaves as they were drawn (ablation)."""
+    """Parameters that are not trained (ablation)."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a model; every later stage relies on it."""

@@ -48,7 +48,7 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, *, defaults: Any =
             "--" + field.name.replace("_", "-"),
             dest=field.name,
             default=argparse.SUPPRESS,
-            help=(notes.get(field.name, "") + shown).replace("%", "%%").replace("`", ""),
+            help=(notes.get(field.name, "").removesuffix(".") + shown).replace("%", "%%").replace("`", ""),
             **_argument(field.name, types[field.name]),
         )
 

@@ -71,7 +71,7 @@ def _add_model_options(parser: argparse.ArgumentParser, arguments: Sequence[str]
         title, "each option changes a field of the preset; shown are the default's"
     )
     presets = tuple(architecture.presets)
-    model.add_argument("--preset", choices=presets, help="the fields that are not given (default: default)")
+    model.add_argument("--preset", choices=presets, help="named model that the options below change (default: default)")
     add_fields(model, architecture.config_class, defaults=architecture.preset())
 
 

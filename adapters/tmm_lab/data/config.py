@@ -25,23 +25,23 @@ class DataConfig(Configuration):
     """Describe a text; the fields are options of `tmm train`."""
 
     text: tuple[str, ...] = ()
-    """Text files, each one document; unless given, the documentation that Python carries."""
+    """Text files, each one document; by default the documentation that comes with Python."""
     dataset: str | None = None
-    """Stream this Hugging Face data set, such as HuggingFaceFW/fineweb-edu, the paper's."""
+    """Data set of the Hugging Face hub to stream, such as HuggingFaceFW/fineweb-edu, the paper's."""
     dataset_subset: str | None = None
-    """Which configuration of the data set."""
+    """Configuration of the data set."""
     dataset_split: str = "train"
-    """Which split of the data set."""
+    """Split of the data set."""
     dataset_column: str = "text"
-    """The column of the data set that holds the text."""
+    """Column of the data set that holds the text."""
     max_bytes: Count = 1_000_000_000
     """Most bytes to take from the data set."""
     held_out_bytes: Count = 65536
     """Most bytes to hold out for evaluation."""
     tokenizer: str | None = None
-    """A tokenizer.json of the tokenizers library; unless given, tokens are bytes and an end-of-text."""
+    """A tokenizer.json of the tokenizers library; by default tokens are bytes and an end-of-text."""
     vocab: Annotated[int, Bounds(at_least=257)] | None = None
-    """Train a byte-level BPE with this many ids on the training text."""
+    """Number of ids of a byte-level BPE to train on the training text."""
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself, before anything is read."""

@@ -19,29 +19,29 @@ class TrainingOptions(Configuration):
     """Describe how a model is trained; the fields are the options of `tmm train`."""
 
     steps: Annotated[int, Bounds(at_least=1, below=MANY_STEPS)] | None = None
-    """Optimiser steps; unless given, as many as fit into --minutes."""
+    """Optimiser steps; by default as many as fit into --minutes."""
     minutes: Annotated[float, Bounds(above=0)] = 3.0
-    """Time to train for unless --steps are given, evaluations and samples included; in steps after 20 timed ones."""
+    """Duration, evaluations and samples included, where --steps is not given; after 20 steps their speed is known."""
     batch: Count = 4
     """Sequences in a batch, on each device."""
     join_documents: bool = False
-    """Let documents that share a context see each other, as the authors do; else each is read as if alone."""
+    """Let documents that share a context see each other, as in the research code; else each is read as if alone."""
     accumulate: Count = 1
     """Batches whose gradients are added up before a step."""
     learning_rate: Annotated[float, Bounds(above=0)] | None = None
-    """Learning rate after the warm-up; falls to zero along a cosine. Unless given, the architecture's own."""
+    """Learning rate after the warm-up; it falls to zero along a cosine. By default the architecture's own."""
     warmup: Size = 200
     """Steps over which the learning rate rises; at most a quarter of the run."""
     weight_decay: Annotated[float, Bounds(at_least=0)] = 0.1
-    """Decay of the linear maps' weights (AdamW); embeddings, biases and the like have none."""
+    """Weight decay of linear maps (AdamW); embeddings, biases and norms have none."""
     beta1: Annotated[float, Bounds(at_least=0, below=1)] = 0.9
-    """Memory of AdamW's average of gradients."""
+    """Decay rate of AdamW's average of gradients."""
     beta2: Annotated[float, Bounds(at_least=0, below=1)] = 0.95
-    """Memory of AdamW's average of squared gradients."""
+    """Decay rate of AdamW's average of squared gradients."""
     clip: Annotated[float, Bounds(at_least=0)] = 1.0
-    """Largest norm of the gradient; 0 does not clip."""
+    """Largest norm of the gradient; 0 for no clipping."""
     seed: Annotated[int, Bounds(at_least=0, below=1 << 32)] = 0  # what NumPy's older generator takes
-    """Of the initial weights, the order of the text and the samples."""
+    """Seed of the initial weights, the order of the text and the samples."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the model; bfloat16 is mixed precision, with weights in float32; auto is bfloat16 where the device
     is fast at it."""
@@ -51,11 +51,11 @@ class TrainingOptions(Configuration):
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; auto is an accelerator where there is one."""
     backend: str | None = None
-    """Engine of the Toeplitz products (see `tmm backends`); unless given, TMM_BACKEND's, else the fastest."""
+    """Backend of the Toeplitz products (see `tmm backends`); by default that of TMM_BACKEND, else the fastest."""
     compile: bool = False
     """Compile the model with torch.compile; JAX always compiles."""
     evaluations: Count = 10
-    """How often the held-out text is evaluated, evenly over the run; at least once, at the end."""
+    """Evaluations of the held-out text, evenly over the run; the last one is at its end."""
     log_every: Count = 10
     """Steps between two records of the loss."""
     checkpoint_steps: Count = 100
@@ -63,9 +63,9 @@ class TrainingOptions(Configuration):
     checkpoint_seconds: Annotated[float, Bounds(at_least=0)] = 30.0
     """Most seconds between two checkpoints."""
     prompt: str = "The "
-    """How samples begin."""
+    """Beginning of the samples."""
     report_to: str = "none"
-    """Services that follow the run, such as tensorboard or wandb; commas between several."""
+    """Trackers to report to, such as tensorboard or wandb; commas between several."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a run."""
