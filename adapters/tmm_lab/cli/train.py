@@ -67,9 +67,7 @@ def _add_model_options(parser: argparse.ArgumentParser, arguments: Sequence[str]
     only.add_argument("--arch", default=_DEFAULT)
     architecture = get_architecture(only.parse_known_args(arguments)[0].arch)
     title = f"model ({architecture.title})"
-    model = parser.add_argument_group(
-        title, "each option changes a field of the preset; shown are the default's"
-    )
+    model = parser.add_argument_group(title, "each option changes a field of the preset; shown are the default's")
     presets = tuple(architecture.presets)
     model.add_argument("--preset", choices=presets, help="named model that the options below change (default: default)")
     add_fields(model, architecture.config_class, defaults=architecture.preset())
