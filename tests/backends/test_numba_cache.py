@@ -2,13 +2,12 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
+from support.processes import run_python
 from support.requirements import import_or_skip
 
 import_or_skip("numba")
@@ -16,91 +15,117 @@ import_or_skip("numba")
 import tmm_backends
 from tmm_backends._numba import compile as compiling
 
-CALL = """
-    import logging, sys
-    import numpy as np
-    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s", stream=sys.stdout)
+PRODUCT = """
     import tmm_core
+    def call():
+        return tmm_core.causal_toeplitz_matmul(np.float32([1, 2]), np.float32([1, 10, 100]), backend="numba").tolist()
+    """
+
+# A kernel that takes little time to compile, and a function in another file that it calls.
+FACTOR = """
+from .compile import device_function
+
+@device_function
+def multiply(x):
+    return 2 * x
+"""
+SMALL = """
+from .compile import kernel
+from .factor import multiply
+
+@kernel
+def small(dtype_tags, x):
+    return multiply(x)
+"""
+KERNEL = """
+    from tmm_backends._numba.small import small
+    def call():
+        return small((np.float32(0),), 21.0)
+    """
+
+RECORD = """
     from numba.core.event import install_recorder
     with install_recorder("numba:compile") as compiled:
-        y = tmm_core.causal_toeplitz_matmul(np.float32([1, 2]), np.float32([1, 10, 100]), backend="numba")
-    print("compiled" if compiled.buffer else "loaded", y.tolist())
+        result = call()
+    print("compiled" if compiled.buffer else "loaded", result)
     """
 
 
-def call(package, **environment):
-    """Compute a small product in a process of its own, by a copy of the package; return what it said."""
-    environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", **environment}
-    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(CALL)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()
+def call(package, code=KERNEL, **environment):
+    """Call a kernel in a process of its own, by a copy of the package; return the lines that it printed."""
+    begin = "import logging, sys\nimport numpy as np\nlogging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
+    paths = {"PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error"}
+    source = begin + textwrap.dedent(code) + textwrap.dedent(RECORD)
+    return run_python(source, **paths, **environment)[0].splitlines()
 
 
 @pytest.fixture
-def package(tmp_path):
-    """A copy of the backends, whose sources may be edited."""
-    copy = tmp_path / "package"
-    shutil.copytree(Path(tmm_backends.__file__).parent, copy / "tmm_backends")
-    return copy
+def sources(tmp_path):
+    """The folder of the Numba backend in a copy of the backends, which may be edited."""
+    return shutil.copytree(Path(tmm_backends.__file__).parent, tmp_path / "package" / "tmm_backends") / "_numba"
+
+
+@pytest.fixture
+def package(sources):
+    """A copy of the backends with a small kernel."""
+    (sources / "factor.py").write_text(FACTOR)
+    (sources / "small.py").write_text(SMALL)
+    return sources.parents[1]
 
 
 def files_of(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_kernel_is_compiled_once_and_anew_when_any_source_changes(package, tmp_path):
-    cache = tmp_path / "cache"
-    first = call(package, NUMBA_CACHE_DIR=str(cache))
-    assert len(first) == 2
-    assert first[0].startswith("tmm_core: compiling the Numba kernel product_directly for float32")
-    assert f"kept in {cache}" in first[0]
-    assert first[1] == "compiled [1.0, 12.0, 120.0]"
-    kept = files_of(cache)
-    assert kept
-    assert call(package, NUMBA_CACHE_DIR=str(cache)) == ["loaded [1.0, 12.0, 120.0]"]
-    assert files_of(cache) == kept
-    source = package / "tmm_backends" / "_numba" / "passes.py"  # not where the kernel is, whose file Numba watches
-    before, after = "write_partial(dtype_tag, address + t * time_step, lanes, count)", "lanes + lanes, count)"
-    assert source.read_text().count(before) == 1
-    source.write_text(source.read_text().replace(before, before.replace("lanes, count)", after)))
-    edited = call(package, NUMBA_CACHE_DIR=str(cache))
-    assert len(edited) == 2
-    assert "compiling" in edited[0]
-    assert edited[1] == "compiled [2.0, 24.0, 240.0]"
+def test_a_product_is_compiled_once(package, tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    *logged, result = call(package, PRODUCT, **cache)
+    assert result == "compiled [1.0, 12.0, 120.0]"
+    assert len(logged) == 1
+    assert "compiling the Numba kernel product_directly for float32" in logged[0]
+    assert f"kept in {tmp_path / 'cache'}" in logged[0]
+    files = files_of(tmp_path / "cache")
+    assert call(package, PRODUCT, **cache) == ["loaded [1.0, 12.0, 120.0]"]
+    assert files_of(tmp_path / "cache") == files
 
 
-def nowhere(tmp_path):
-    """Return an environment in which no folder for caches or temporary files can be made."""
-    (tmp_path / "file").write_text("")
-    below = str(tmp_path / "file" / "folder")
-    return dict.fromkeys(("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "TMPDIR", "TEMP", "TMP"), below)
+def test_a_kernel_is_compiled_anew_when_any_source_changes(package, sources, tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert call(package, **cache)[-1] == "compiled 42.0"
+    assert call(package, **cache) == ["loaded 42.0"]
+    (sources / "factor.py").write_text(FACTOR.replace("2 * x", "3 * x"))
+    assert call(package, **cache)[-1] == "compiled 63.0"
 
 
-def test_nowhere_to_write_is_no_error(package, tmp_path):
+def test_without_a_writable_folder_kernels_are_compiled_in_each_process(package, tmp_path):
     # Python finds a temporary folder all the same; here it finds none.
     (package / "sitecustomize.py").write_text("import tempfile\ntempfile._candidate_tempdir_list = lambda: []\n")
-    said = call(package, **nowhere(tmp_path))
-    assert "no folder to keep it in can be written" in said[0]
-    assert said[1:] == ["compiled [1.0, 12.0, 120.0]"]
+    (tmp_path / "file").write_text("")
+    folders = ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "TMPDIR", "TEMP", "TMP")
+    logged, result = call(package, **dict.fromkeys(folders, str(tmp_path / "file" / "folder")))
+    assert "no folder to keep it in can be written" in logged
+    assert result == "compiled 42.0"
 
 
 def test_a_full_disk_is_no_error(package, tmp_path):
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
     (package / "sitecustomize.py").write_text(limit)
     for _ in range(2):
-        said = call(package, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
-        assert said[-1] == "compiled [1.0, 12.0, 120.0]"
+        logged = call(package, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+        assert any("could not be kept on disk" in line for line in logged)
+        assert logged[-1] == "compiled 42.0"
 
 
-@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
-def test_files_cut_short_are_compiled_anew(ending, package, tmp_path):
-    cache = tmp_path / "cache"
-    call(package, NUMBA_CACHE_DIR=str(cache))
-    for file in [path for path in cache.rglob("*") if path.suffix == ending]:
-        file.write_bytes(file.read_bytes()[:100])
-    assert "cannot be read" in call(package, NUMBA_CACHE_DIR=str(cache))[0]
-    assert call(package, NUMBA_CACHE_DIR=str(cache))[-1] == "loaded [1.0, 12.0, 120.0]"
+def test_files_cut_short_are_compiled_anew(package, tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    call(package, **cache)
+    for ending in (".nbi", ".nbc"):
+        files = [file for file in (tmp_path / "cache").rglob(f"*{ending}") if file.write_bytes(file.read_bytes()[:100])]
+        assert files
+        *logged, result = call(package, **cache)
+        assert any("cannot be read" in line for line in logged)
+        assert result == "compiled 42.0"
+    assert call(package, **cache) == ["loaded 42.0"]
 
 
 @pytest.fixture
@@ -164,12 +189,11 @@ def test_a_folder_of_somebody_else_is_not_trusted(places, monkeypatch):
     assert compiling._folder() is None
 
 
-def test_the_name_of_the_folder_tells_the_sources(places, monkeypatch, package):
+def test_the_name_of_the_folder_tells_the_sources(places, monkeypatch, sources):
     name = compiling._folder().name
-    copied = package / "tmm_backends" / "_numba"
-    monkeypatch.setattr(compiling, "__file__", str(copied / "compile.py"))
+    monkeypatch.setattr(compiling, "__file__", str(sources / "compile.py"))
     assert compiling._folder().name == name
-    for source in sorted(copied.glob("*.py")):
+    for source in sorted(sources.glob("*.py")):
         text = source.read_text()
         source.write_text(text + "\n")
         assert compiling._folder().name != name, source

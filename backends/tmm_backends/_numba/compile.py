@@ -61,8 +61,10 @@ def kernel(function: Callable[..., Any]) -> Any:
             return compiled(dtype_tags, *arguments)
         except (EOFError, pickle.UnpicklingError) as error:  # truncated files, after a crash of the machine
             log.warning("compiling anew what cannot be read in %s: %s", FOLDER, error)
-            shutil.rmtree(FOLDER or "", ignore_errors=True)
-            return compiled(dtype_tags, *arguments)
+            if FOLDER is not None:
+                shutil.rmtree(FOLDER, ignore_errors=True)
+                FOLDER.mkdir(mode=0o700, exist_ok=True)
+            result = compiled(dtype_tags, *arguments)
         _touch(mark)
         return result
 
