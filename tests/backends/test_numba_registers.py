@@ -1,41 +1,37 @@
 """The Numba engine with the registers of other processors than this one."""
 
-import os
 import platform
-import subprocess
-import sys
 
 import pytest
+from support.processes import run_python
 from support.requirements import import_or_skip
 
 LAWS = """
+import dataclasses
 from tmm_backends._numba import lanes
-from tmm_core.testing import get_library, products
-library = get_library("numpy").restricted({dtypes})
-for law in (products.check_products, products.check_correlations, products.check_segments, products.check_dtypes):
+from tmm_core import testing
+library = dataclasses.replace(testing.numpy_library(), dtypes=({dtypes},))
+for law in (testing.check_products, testing.check_correlations, testing.check_segments, testing.check_dtypes):
     law(library, "numba")
 print(max(lanes.WIDTHS.values()))
 """
+AVX2 = "+avx,+avx2,+fma,+f16c"
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names features of x86-64 processors")
 @pytest.mark.parametrize(
     ("features", "lanes", "dtypes"),
-    [("+sse2", 4, "'float32'"), ("+avx,+avx2,+fma,+f16c", 8, "'float32', 'float16'")],
-    ids=["SSE2", "AVX2"],
+    [
+        pytest.param(AVX2, 8, "'float32'", id="AVX2"),
+        pytest.param(AVX2, 8, "'float32', 'float16'", id="AVX2-float16", marks=pytest.mark.slow),
+        pytest.param("+sse2", 4, "'float32'", id="SSE2", marks=pytest.mark.slow),
+    ],
 )
 def test_laws_hold_with_narrower_registers(features, lanes, dtypes, tmp_path):
     import_or_skip("numba")
     environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", LAWS.format(dtypes=dtypes)],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-        timeout=280,
-        check=False,
-    )
-    assert done.stdout.split() == [str(lanes)], done.stderr
+    printed, _ = run_python(LAWS.format(dtypes=dtypes), timeout=280, PYTHONWARNINGS="error", **environment)
+    assert printed.split() == [str(lanes)]
 
 
 def test_float16_is_refused_where_no_instruction_reads_it(monkeypatch):
