@@ -7,11 +7,10 @@ from support.processes import run_python
 from support.requirements import import_or_skip
 
 LAWS = """
-import dataclasses
 from tmm_backends._numba import lanes
-from tmm_core import testing
-library = dataclasses.replace(testing.numpy_library(), dtypes=({dtypes},))
-for law in (testing.check_products, testing.check_correlations, testing.check_segments, testing.check_dtypes):
+from tmm_core.testing import get_library, products
+library = get_library("numpy").restricted({dtypes})
+for law in (products.check_products, products.check_correlations, products.check_segments, products.check_dtypes):
     law(library, "numba")
 print(max(lanes.WIDTHS.values()))
 """
