@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.numba_oracle import correlate, normal, product
+from support.processes import run_python
 from support.requirements import import_or_skip
 
 import_or_skip("numba")
@@ -132,17 +133,9 @@ BEGIN = """
 
 def run(code, **environment):
     """Run code in a process of its own, after `BEGIN`; return what it printed."""
-    source = textwrap.dedent(BEGIN) + textwrap.dedent(code)
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", **environment},
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Traceback" not in done.stderr, done.stderr[-3000:]
+    threads = {"NUMBA_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    done = run_python(textwrap.dedent(BEGIN) + textwrap.dedent(code), **threads | environment)
+    assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
 
 

@@ -1,17 +1,16 @@
 """Any engine for any array: the page in the docs says what calls give, and some refusals say what to do."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
+import pytest
 from support.pairs import HEAD, NOT_RUN, PAGE, page, read
+from support.processes import run_python
 from support.requirements import import_or_skip
 
 import tmm_core
 from tmm_core import available_backends
 
 
+@pytest.mark.slow
 def test_the_page_says_what_calls_give():
     text = PAGE.read_text(encoding="utf-8")
     assert text.startswith(HEAD), "run python tests/support/pairs.py"
@@ -25,12 +24,6 @@ def test_the_page_says_what_calls_give():
             assert cell == said, f"{row} by {backend}: run python tests/support/pairs.py"
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
-    )
-
-
 def test_numba_that_may_not_compile_says_so():
     import_or_skip("numba")
     code = """
@@ -39,7 +32,7 @@ w, x = numpy.ones(300, "float32"), numpy.ones((300, 4000), "float32")
 print(tmm_core.causal_toeplitz_matmul(w, x)[-1, 0])
 tmm_core.causal_toeplitz_matmul(w, x, backend="numba")
 """
-    done = run_python(code, NUMBA_DISABLE_JIT="1")
+    done = run_python(code, fails=True, NUMBA_DISABLE_JIT="1")
     assert round(float(done.stdout), 2) == 300, "auto takes another engine"
     assert "Numba is told not to compile: unset the environment variable NUMBA_DISABLE_JIT" in done.stderr
 

@@ -267,7 +267,7 @@ def test_only_the_factors_are_kept_for_the_backward_pass():
     ],
 )
 def test_memory_of_a_long_product(heads, lags):
-    used, _ = run_python(
+    done = run_python(
         f"""
         import resource, torch, tmm_core
         torch.set_num_threads(2)
@@ -292,7 +292,7 @@ def test_memory_of_a_long_product(heads, lags):
         print(forward / size, (peak() - before) / size)
         """
     )
-    forward, both = map(float, used.split())
+    forward, both = map(float, done.stdout.split())
     assert forward <= 1.5
     assert both <= 1.5
 

@@ -14,6 +14,7 @@ from tmm_adapters.jax.sharding import check_mesh, shardings
 from tmm_core import TMMConfig
 
 
+@pytest.mark.slow
 def test_a_mesh_shares_the_loss_the_gradients_and_the_steps():
     """Four devices of this machine's CPU: the number is set before JAX is imported, hence a process of its own."""
     run(

@@ -4,7 +4,6 @@ import pytest
 from support.requirements import import_or_skip, library_or_skip
 
 from tmm_core.testing import BATCH_LAWS, LAWS, LIBRARIES, check_gradients, get_library
-from tmm_core.testing.batches import check_batched_models
 from tmm_core.testing.products import check_decreasing_segments, check_dtypes, check_shapes, check_solve
 
 # A backend of another library computes on copies, so one of the ways to use a library stands for the others. What JAX's
@@ -27,11 +26,16 @@ COMPILED = [("numpy", "jax"), ("torch", "jax"), ("dask", "jax")]
 WHOLE = [pair for pair in PAIRS if pair[0] != "torch-compiled" and pair not in (("jax", "array_api"), ("jax", "numpy"))]
 WHOLE = [pair for pair in WHOLE if pair[0] != "dask" or pair[1] == "numpy"]
 
-# Eager JAX compiles each operation of the definition for each shape, for minutes; who computes with JAX gets programs.
-# Of that pair, one law tells whether arrays go through, as of models of eager operations and of compiled recursions.
-SLOW = {("jax", "array_api", law) for law in LAWS if law is not check_decreasing_segments}
-SLOW |= {("jax", "array_api", check_gradients), ("jax", "numba", check_batched_models)}
-SLOW |= {("torch-compiled", "array_api", check_solve)}
+
+def is_slow(name, backend, law):
+    """Whether an operation, or a step of a recursion, is compiled or planned one by one, for tens of seconds.
+
+    Eager JAX compiles each operation of the definition for each shape: one law tells whether arrays go through.
+    """
+    if (name, backend) == ("jax", "array_api"):
+        return law is not check_decreasing_segments
+    return law in (check_solve, *BATCH_LAWS) and name in ("jax", "torch-compiled", "dask")
+
 
 CASES = [
     pytest.param(
@@ -39,7 +43,7 @@ CASES = [
         backend,
         law,
         id=f"{name}-{backend}-{law.__name__.removeprefix('check_')}",
-        marks=[pytest.mark.slow] if (name, backend, law) in SLOW else [],
+        marks=[pytest.mark.slow] if is_slow(name, backend, law) else [],
     )
     for law, pairs in (
         *((law, WHOLE if law in BATCH_LAWS else PAIRS) for law in LAWS),

@@ -132,7 +132,9 @@ def test_transform_lengths_are_long_enough_and_smooth(n):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kernel_size", "documents"), [(1, 1, 1), (4, 3, 1), (32, 3, 1), (1, 1, 9), (4, 3, 9), (32, 3, 9)]
+    ("heads", "kernel_size", "documents"),
+    [(1, 1, 1), (4, 3, 1), (1, 1, 9)]
+    + [pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((32, 3, 1), (4, 3, 9), (32, 3, 9))],
 )
 def test_memory_of_the_definition(heads, kernel_size, documents):
     n, d = 65536, 32

@@ -6,21 +6,15 @@ import sys
 import textwrap
 
 
-def run_python(code: str, *, fails: bool = False, timeout: float = 120, **environment: str) -> tuple[str, str]:
-    """Run code, and check whether it fails as it should.
-
-    Returns
-    -------
-    tuple of str
-        What it printed to the standard output and to the standard error.
-    """
+def run_python(code: str, *, fails: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code, and check whether it fails as it should."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
         check=False,
-        timeout=timeout,
+        timeout=120,
     )
     assert bool(done.returncode) == fails, done.stderr[-3000:]
-    return done.stdout, done.stderr
+    return done
