@@ -157,6 +157,7 @@ def is_real(x: Array) -> bool:
 
 
 def conj(a: Array) -> Array:
+    """Return the complex conjugate; reals as they are."""
     return a if is_real(a) else namespace_of(a).conj(a)  # the standard has no conj of reals
 
 
