@@ -153,6 +153,7 @@ def as_integers(a: Array) -> Array:
 
 
 def is_real(x: Array) -> bool:
+    """Return whether the dtype is not complex."""
     return not dtype_name(x.dtype).startswith("complex")  # by name: NumPy's own test knows no bfloat16
 
 
@@ -162,6 +163,7 @@ def conj(a: Array) -> Array:
 
 
 def nan_where(mask: Array | None, y: Array) -> Array:
+    """Return `y` with NaN where the mask holds; None stands for a mask that holds nowhere."""
     if mask is None:
         return y
     xp = namespace_of(y)
