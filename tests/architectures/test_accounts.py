@@ -17,7 +17,7 @@ from tmm_lab.evaluation.accounts import cache_bytes, count_flops, count_paramete
 SMALL = {"max_len": 64, "d_model": 64, "n_layers": 2}
 ARCHITECTURES = {
     "llama": (Llama, {}),
-    "window": (Window, {}),
+    "window": (Window, {"window": 8}),
     "mamba2": (Mamba2, {}),
     "hyena": (Hyena, {}),
     "hyena-tuned": (HyenaTuned, {}),
@@ -86,7 +86,7 @@ def test_transforms_count_5_n_log2_n_and_half_of_it_for_reals():
 # Bytes that a text of n tokens leaves: keys and values of d channels, states, or a place of an exact stream.
 CACHES = {
     "llama": lambda d, n: 2 * d * n,
-    "window": lambda d, n: 2 * d * n,
+    "window": lambda d, n: 2 * d * 8,
     "mamba2": lambda d, n: d * d + 4 * 10 * d,
     "hyena": lambda d, n: d * n + 2 * 3 * d,
     "linear-attention": lambda d, n: d * (d // 4 + 1),
@@ -96,8 +96,8 @@ CACHES = {
 
 @pytest.mark.parametrize("name", CACHES)
 def test_caches_hold_what_they_must(name):
-    architecture = ARCHITECTURES[name][0]()
-    config = architecture.preset(**SMALL)
+    architecture, options = ARCHITECTURES[name][0](), ARCHITECTURES[name][1]
+    config = architecture.preset(**SMALL, **options)
     found = cache_bytes(architecture.torch_model(config, seed=0), config.vocab_size, n=32)
     assert found == pytest.approx(2 * 4 * CACHES[name](64, 32), rel=0.1)
 

@@ -171,7 +171,9 @@ def cache_bytes(model: nn.Module, vocab_size: int, *, n: int) -> int:
 
     def kept(batch: int, tokens: int) -> int:
         reader = _Reader(model, batch, n)
-        reader.extend(prompt[:batch, :tokens])
+        for part in (prompt[:batch, : tokens - 1], prompt[:batch, tokens - 1 : tokens]):
+            if part.numel():
+                reader.extend(part)  # the last by itself: what is cut out of a prompt's cache keeps all of it alive
         return sum(dict(_memory_of(reader.state, set())).values())
 
     return max(kept(2, tokens) - kept(1, tokens) for tokens in (1, n))
