@@ -89,7 +89,8 @@ def causal_toeplitz_matmul(
 
         y[..., t, c] = sum_{i<m} sum_{j <= min(t, k-1)} w[head(c), i, j] * x[..., t-j, c-(m-1)+i]
 
-    Channels outside the head, and positions in another segment, are read as zero. The adjoint is `T(w)^H x`.
+    Channels outside the head, and positions in another segment, are read as zero. Written `y = T(w) x`; the adjoint is
+    `T(w)^H x`.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Trainable Toeplitz MLP Mixer language models, their checkpoints, and the command line."""
+"""Language models in PyTorch and in JAX, tokenizers, model folders, and what an architecture must provide."""

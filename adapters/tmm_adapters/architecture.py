@@ -1,13 +1,20 @@
 """What a language model must tell about itself to be trained, measured, written and sampled: one class a model.
 
-An architecture is a subclass of `Architecture`, registered under its name in the entry-point group
-`tmm_adapters.architectures`:
+To add one:
 
-    [project.entry-points."tmm_adapters.architectures"]
-    bigram = "my_package:Bigram"
+1. Write its configuration: a frozen dataclass derived from `tmm_core.fields.Configuration`, with the members of
+   `ModelConfig`. Its fields become options of `tmm train`.
+2. Write the model, for PyTorch as a module that is called as `Architecture.torch_model` says. Every evaluation writes a
+   sample, so it must continue texts: derive it from `tmm_adapters.torch.generation.TextGeneration`.
+3. Derive a class from `Architecture` with `title`, `config_class`, `n_parameters`, `flops_per_token`, `learning_rate`
+   and `torch_model`; everything else has a default.
+4. Name the class in the metadata of your distribution, under the `model_type` of its configuration:
+
+       [project.entry-points."tmm_adapters.architectures"]
+       bigram = "my_package:Bigram"
 
 From then on `tmm train --arch bigram` trains it, `tmm eval` and `tmm generate` take its folders, and `load_model`
-returns it. `tmm_adapters.tmm.TMM` is the first; tests/training/bigram is a complete small one.
+returns it. tests/training/bigram in the repository is complete; `tmm_adapters.tmm.TMM` is the first.
 """
 
 from __future__ import annotations
@@ -160,8 +167,8 @@ class Architecture(ABC, Generic[C]):
         Called as `model(input_ids, targets=..., segment_ids=...)`, with (b, n) integers, it returns a mapping:
         `logits`, (b, n, vocab_size), and where targets are given `loss`, the mean cross-entropy (nats) of those that
         are not -100. Tokens with other `segment_ids` belong to other documents, which it does not see. Parameters that
-        are not trained do not require a gradient. `model.new_tokens` continues texts; `tmm_adapters.torch.generation`
-        gives it to models that can be streamed.
+        are not trained do not require a gradient. `model.new_tokens` continues texts, as in
+        `tmm_adapters.torch.generation.TextGeneration`.
         """
         raise UnsupportedError(f"{self.name} has no PyTorch model: choose another framework")
 

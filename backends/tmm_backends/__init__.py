@@ -1,1 +1,1 @@
-"""Engines that compute the products of `tmm_core`, one module per library."""
+"""Engines that compute the products of `tmm_core`, and bridges of array libraries, one module per library."""

@@ -1,7 +1,8 @@
 """Products by transforms: right-angle convolution for reals, zero padding for complex signals.
 
-With t[m] = exp(i pi m / 2N), the length-N cyclic convolution of t*x and t*w, times conj(t), holds the causal product in
-its real part, and what wrapped around in its imaginary part, so nothing is padded to twice its length.
+Right-angle convolution: let r[t] = exp(i pi t / 2N), and let y be the cyclic convolution, of length N, of r*x and r*w.
+Then the real part of conj(r)*y is the causal product, and its imaginary part is what wrapped around: a sum that wraps
+past N is multiplied by r[N] = i. So nothing is padded to twice its length.
 """
 
 from __future__ import annotations

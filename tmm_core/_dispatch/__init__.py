@@ -1,1 +1,1 @@
-"""Which kind of array is at hand, and which engine computes on it."""
+"""What is checked of arguments, which engine computes, and how `torch.compile` meets both."""

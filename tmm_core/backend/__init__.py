@@ -4,8 +4,9 @@ A *backend* has an engine, a bridge, or both. An *engine* computes products on c
 any engine with what an array library needs: differentiation, tracing, batching, laziness. The library of the arrays
 selects the bridge, the choice of backend selects the engine. To add one:
 
-1. Write a class with the methods of `Engine`.
+1. Write a class with the members of `Engine`; `Streamer`, `Writer` and `Queued` are what it may do besides.
 2. Describe it by a `Backend`, in a module that imports no array library: descriptions are read to list what there is.
+   Its `ranks` say for which arrays `auto` takes it.
 3. Name that object in the metadata of your distribution, under the name by which users choose the backend::
 
        [project.entry-points."tmm_core.backends"]

@@ -1,4 +1,4 @@
-"""Numbers with 256 binary places, as integers of any size: what float64 cannot tell from zero; behind `index.py`.
+"""Numbers with 256 binary places, as integers of any size: what float64 cannot tell from zero; behind `tmm_core.index`.
 
 Complex numbers are pairs; arrays hold Python's integers. Products err by a unit of the last place.
 """

@@ -1,4 +1,4 @@
-"""Symbols of filters in float64, and filters whose symbol certainly has a zero; behind `index.py`.
+"""Symbols of filters in float64, and filters whose symbol certainly has a zero; behind `tmm_core.index`.
 
 NumPy is imported here, and this module where it is needed.
 """

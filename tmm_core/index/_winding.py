@@ -1,4 +1,4 @@
-"""How often a polynomial's values on the unit circle wind around zero, with a proof; behind `index.py`.
+"""How often a polynomial's values on the unit circle wind around zero, with a proof; behind `tmm_core.index`.
 
 The symbol `sum_j w[j] exp(-i j t)` is taken as a Taylor polynomial on each of many arcs, in a variable that runs over
 [-1, 1]. The first term is the value at the arc's middle; the other terms' magnitudes and a bound of all rounding are a

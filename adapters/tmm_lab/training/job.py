@@ -1,4 +1,4 @@
-"""What a training run is made of."""
+"""The model, options, texts and folder of a training run, opened and ready to train."""
 
 from __future__ import annotations
 
