@@ -51,7 +51,7 @@ Framework = Literal["torch", "jax"]
 
 
 class ModelConfig(Protocol):
-    """What every configuration of a model has, beside being a frozen dataclass and a `tmm_core.fields.Configuration`.
+    """What every configuration of a model has; it is a frozen dataclass and a `tmm_core.fields.Configuration`, too.
 
     Its fields are options of `tmm train`, with the string literals below them as help.
     """
@@ -76,7 +76,7 @@ C = TypeVar("C", bound=ModelConfig)
 
 @dataclasses.dataclass(frozen=True)
 class Heatmap:
-    """Rows of numbers to be drawn beside the learning curve, each divided by its largest magnitude."""
+    """Rows of numbers to be drawn next to the learning curve, each divided by its largest magnitude."""
 
     title: str
     xlabel: str
@@ -98,6 +98,8 @@ class Architecture(ABC, Generic[C]):
     """Fields of whole models by name, `default` among them."""
     frameworks: ClassVar[tuple[Framework, ...]] = ("torch",)
     """What it can be computed by."""
+    has_toeplitz_products: ClassVar[bool] = False
+    """Whether it calls `tmm_core`, so that its speed depends on the backend."""
 
     @property
     def name(self) -> str:

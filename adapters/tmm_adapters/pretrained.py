@@ -2,7 +2,7 @@
 
 `config.json` holds the fields of the configuration and, as `model_type`, the name of its architecture, which decides
 what is loaded. The tensors have the names of the parameters, so a folder serves every framework of the architecture. A
-folder is written aside and renamed when complete: it is there whole, or not at all.
+folder is written under a temporary name and renamed when complete: it is there whole, or not at all.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def load_params(
     try:
         get_architecture(config.model_type).check_params(params, config)
     except ValueError as error:
-        raise InputError(f"{path} does not fit {CONFIG} beside it: {error}") from error
+        raise InputError(f"{path} does not fit its {CONFIG}: {error}") from error
     return params, config, tokenizer
 
 

@@ -27,6 +27,7 @@ class TMM(Architecture[TMMConfig]):
     config_class = TMMConfig
     presets = PRESETS
     frameworks = ("torch", "jax")
+    has_toeplitz_products = True
 
     def n_parameters(self, config: TMMConfig) -> int:
         """Return the number of parameters."""

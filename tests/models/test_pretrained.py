@@ -150,7 +150,7 @@ def test_the_configuration_names_the_architecture(folder: Path) -> None:
 
 def test_weights_of_another_model_are_refused(folder: Path, params: dict[str, np.ndarray]) -> None:
     write_tensors(folder / "model.safetensors", {**params, "embed.weight": params["embed.weight"][:-1]})
-    with pytest.raises(ValueError, match=r"does not fit config\.json beside it: .*embed\.weight has the shape"):
+    with pytest.raises(ValueError, match=r"does not fit its config\.json: .*embed\.weight has the shape"):
         load_model(folder)
 
 

@@ -52,6 +52,7 @@ def test_it_is_trained_interrupted_and_resumed(run: Path, text: Path, tmp_path: 
     assert "model            vocab size 257, max len 16, spread 0.2" in done.stdout
     assert "parameters       66,049" in done.stdout
     assert "learning rate 0.1" in done.stdout
+    assert "backend" not in done.stdout, "it computes no Toeplitz products"
     assert weights(run) == weights(tmp_path / "whole")
     bits = recorded(run, "eval_bits_per_byte")
     assert list(bits) == [4, 8]

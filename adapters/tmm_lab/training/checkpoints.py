@@ -41,18 +41,18 @@ def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], *, 
 
     Notes
     -----
-    The files are written aside; `complete.json`, with the size and checksum of each, is the last of them; then the
-    folder gets its name.
+    The files are written into a temporary folder. `complete.json`, with the size and checksum of each, is the last of
+    them; then the folder gets its name.
     """
     path = folder / f"{_PREFIX}{step:08d}"
     if path.exists():
         if damage(path) is None:
             return path
         shutil.rmtree(path)  # the run went on from an earlier step because of it
-    with atomic_folder(path) as aside:
-        write(aside)
-        files = sorted(path for path in aside.rglob("*") if path.is_file())
-        write_json(aside / COMPLETE, {file.relative_to(aside).as_posix(): _fingerprint(file) for file in files})
+    with atomic_folder(path) as temporary:
+        write(temporary)
+        files = sorted(path for path in temporary.rglob("*") if path.is_file())
+        write_json(temporary / COMPLETE, {file.relative_to(temporary).as_posix(): _fingerprint(file) for file in files})
     keep_newest(folder, keep, step)
     return path
 

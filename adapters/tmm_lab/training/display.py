@@ -15,7 +15,7 @@ from rich.text import Text
 __all__ = ["Display", "PlainDisplay", "Silence", "TerminalDisplay", "counted", "duration", "make_display", "printable"]
 
 _PLAIN_SECONDS = 10.0  # between two lines in a file
-_WIDE = 64  # columns in which all figures have room beside a bar; in fewer, some of them are left out
+_WIDE = 64  # columns in which all metrics have room beside a bar; in fewer, some are left out
 
 
 class Display(Protocol):
@@ -159,7 +159,7 @@ class Silence:
     def start(self, step: int, total: int | None) -> None:
         """Do nothing."""
 
-    def step(self, step: int, total: int | None, **figures: Any) -> None:
+    def step(self, step: int, total: int | None, **metrics: Any) -> None:
         """Do nothing."""
 
     def sample(self, caption: str, text: str) -> None:

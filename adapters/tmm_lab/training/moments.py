@@ -1,4 +1,4 @@
-"""What AdamW knows beside the parameters, the same in every framework, and read from the checkpoint of any.
+"""The averages that AdamW keeps of each parameter, the same in every framework, read from the checkpoint of any.
 
 PyTorch keeps it as safetensors, named by parameter, `<parameter>.<key>`, as in `embed.weight.exp_avg`; JAX in the Orbax
 folder of `orbax_state`. No pickles are written, and none is ever read.

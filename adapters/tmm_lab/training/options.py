@@ -1,4 +1,4 @@
-"""What a training run can be told, besides its model and its text: one frozen dataclass, kept in the run's folder."""
+"""The options of a training run, except its model and its text: one frozen dataclass, kept in the run's folder."""
 
 from __future__ import annotations
 

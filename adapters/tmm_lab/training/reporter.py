@@ -45,7 +45,7 @@ class Reporter:
             ("parameters", f"{job.architecture.n_parameters(config):,}"),
             ("FLOPs per token", f"{job.architecture.flops_per_token(config):,}"),
             ("device", f"{runtime.device_name()}, {options.precision}"),
-            ("backend", runtime.engine_name()),
+            *([("backend", runtime.engine_name())] if job.architecture.has_toeplitz_products else []),
             ("text", run.parsed().data.name),
             ("", f"{text_size}, sha256 {text.sha256[:16]}"),
             ("held out", f"{job.data.held_out.n_bytes:,} bytes, which cost, in bits per byte:"),
@@ -71,7 +71,7 @@ class Reporter:
         self._rate = metrics.get("tokens_per_second", self._rate)
 
     def evaluated(self, step: int, bits: float, continuation: str) -> None:
-        """Show the held-out cost beside the baselines, and a sample."""
+        """Show the held-out cost between the baselines, and a sample."""
         self.sample(f"step {step}: {compared(bits, self._job.run.description['baselines'])}", continuation)
 
     def sample(self, caption: str, continuation: str) -> None:
