@@ -85,7 +85,7 @@ def test_its_fields_are_options(bigram: None, capsys: pytest.CaptureFixture[str]
         said = capsys.readouterr().out
         assert present in said
         assert absent not in said
-        assert "the architecture of the model: bigram" in said
+        assert "architecture of the model: bigram" in said
 
 
 def test_an_unknown_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

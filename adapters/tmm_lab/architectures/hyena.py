@@ -166,6 +166,7 @@ class Hyena(Comparison[HyenaConfig]):
     """Hyena as the experiments of the Toeplitz paper configure it."""
 
     title = "Hyena"
+    has_toeplitz_products = True
     config_class = HyenaConfig
     model_class = HyenaModel
 
