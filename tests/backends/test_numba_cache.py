@@ -56,7 +56,7 @@ def call(package, code=KERNEL, **environment):
     begin = "import logging, sys\nimport numpy as np\nlogging.basicConfig(level=logging.INFO, stream=sys.stdout)\n"
     paths = {"PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error"}
     source = begin + textwrap.dedent(code) + textwrap.dedent(RECORD)
-    return run_python(source, **paths, **environment)[0].splitlines()
+    return run_python(source, **paths, **environment).stdout.splitlines()
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.processes import run_python
 from support.strangers import Register, install, registering
 
 import tmm_core
@@ -49,12 +47,6 @@ def doubling(name: str, reason: str | None = None, rank: Rank | None = None) -> 
 
 def product(**options: object) -> np.ndarray:
     return tmm_core.causal_toeplitz_matmul(W, X, **options)
-
-
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}, check=False
-    )
 
 
 def test_a_strangers_backend_serves_by_argument_and_by_block(register: Register) -> None:
@@ -246,7 +238,7 @@ def test_the_environment_chooses() -> None:
 
 
 def test_a_wrong_environment_says_where_the_name_came_from() -> None:
-    wrong = run_python(CHOICE.format(backend=None), TMM_BACKEND="nonesuch")
+    wrong = run_python(CHOICE.format(backend=None), fails=True, TMM_BACKEND="nonesuch")
     assert "the environment variable TMM_BACKEND is 'nonesuch': unknown backend" in wrong.stderr
     explicit = run_python(CHOICE.format(backend="'numpy'"), TMM_BACKEND="nonesuch")
     assert explicit.stdout == "[1. 2. 3.]\n", "an explicit choice does not read the environment"

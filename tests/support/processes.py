@@ -14,7 +14,7 @@ def run_python(code: str, *, fails: bool = False, **environment: str) -> subproc
         text=True,
         env={**os.environ, **environment},
         check=False,
-        timeout=120,
+        timeout=280,
     )
     assert bool(done.returncode) == fails, done.stderr[-3000:]
     return done
