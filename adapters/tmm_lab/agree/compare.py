@@ -27,12 +27,12 @@ def count(chosen: Sequence[Configuration]) -> int:
 
 
 def compare(chosen: Sequence[Configuration], done: Callable[[str], None]) -> list[Result]:
-    """Compute everything in the configurations that are `chosen`, and hold it against the references.
+    """Compute everything in the configurations that are `chosen`, and hold it against the reference.
 
     Parameters
     ----------
     chosen : sequence of Configuration
-        Where Numba's engine is among them in float64, it is the second reference.
+        The first framework among them is the reference of what the definition does not tell.
     done : callable
         Told what is through, from any thread.
 

@@ -1,8 +1,8 @@
 """What all are held against, in NumPy and float64, and how far from it each may be.
 
 Products are sums written out, models the definition in `tmm_core.lm`. The gradient of a parameter is known by its slope
-along one random direction, from differences of the definition's loss. A curve of training begins with the definition's
-loss; for the rest the first framework's is taken, and the optimisers of the frameworks are held against each other.
+along one random direction, from differences of the definition's loss; a curve of training begins with the definition's
+loss. All else of both is the first framework's, so that frameworks are held against each other.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Reference:
         """Compute them: some seconds, most of them for slopes."""
         self._arrays: dict[Key, Numbers] = {}
         self._bounds: dict[Key, Bound] = {}
-        self._directions: dict[Key, Numbers] = {}
+        self._slopes: dict[Key, tuple[Numbers, Numbers]] = {}
         for name, case in CASES["product"]().items():
             self._add_products(name, case)
         for name, case in CASES["stream"]().items():
@@ -69,37 +69,34 @@ class Reference:
                 loss = lm.loss(case.params(), case.batches()[0], case.config)
                 self._add(Key("train", name, "first loss"), np.asarray(loss))
 
-    def add_curve(self, found: Mapping[Key, Numbers]) -> None:
-        """Take the curve of training that is found for the reference, unless there is one."""
+    def adopt(self, found: Mapping[Key, Numbers]) -> None:
+        """Take from a framework what the definition does not tell, unless it is there: gradients and a curve."""
         for key, array in found.items():
-            if key.part == "curve" and key not in self._arrays:
-                self._add(key, array)
+            if key not in self._arrays and (key in self._slopes or key.part == "curve"):
+                self._arrays[key] = array
 
     def holds(self, found: Mapping[Key, Numbers]) -> bool:
         """Return whether one of the arrays is the reference itself."""
-        return any(array is self._arrays[key] for key, array in found.items())
+        return any(array is self._arrays.get(key) for key, array in found.items())
 
     def keys(self, topic: str) -> list[Key]:
         """Return everything that a topic has."""
-        return [key for key in self._arrays if key.topic == topic]
+        return [key for key in {**self._arrays, **self._slopes} if key.topic == topic]
 
     def units(self, key: Key, found: Numbers, dtype: str) -> float:
-        """Return how far an array is from NumPy's, in units of what is allowed."""
-        if key not in self._directions:
-            return self.units_between(key, found, self._arrays[key], dtype)
-        direction, found = self._directions[key], found.astype(float)
+        """Return how far an array is from the reference, in units of what is allowed."""
+        found, expected = found.astype(float), self._arrays[key].astype(float)
+        if key in self._bounds:
+            return units(found, expected, self._bounds[key](dtype))
+        tolerance, size = (LOGITS if key.part == "logits" else TOLERANCES)[dtype], np.abs(expected)
+        share = units(found, expected, tolerance * (size if key.topic == "train" else np.max(size)))
+        if key not in self._slopes:
+            return share
+        direction, slope = self._slopes[key]
         if found.shape != direction.shape:
             return math.inf
-        bound = TOLERANCES[dtype] * float(np.linalg.norm(found))
-        return units(np.asarray(np.vdot(direction, found)), self._arrays[key], bound)
-
-    def units_between(self, key: Key, found: Numbers, second: Numbers, dtype: str) -> float:
-        """Return how far an array is from that of a second reference, in the same units."""
-        if key in self._bounds:
-            return units(found, second, self._bounds[key](dtype))
-        tolerances = LOGITS if key.part == "logits" else TOLERANCES
-        size = np.abs(second.astype(float))
-        return units(found, second, tolerances[dtype] * (size if key.topic == "train" else np.max(size)))
+        along, length = np.asarray(np.vdot(direction, found)), float(np.linalg.norm(found))
+        return max(share, units(along, slope, tolerance * length))
 
     def _add(self, key: Key, array: Numbers, bound: Bound | None = None) -> None:
         """Add an array and what is allowed in a dtype: unless given, a share of what is expected."""
@@ -133,8 +130,7 @@ class Reference:
                 for s in (-3, -2, -1, 1, 2, 3)
             ]
             slope = (45 * (f[3] - f[2]) - 9 * (f[4] - f[1]) + (f[5] - f[0])) / (60 * h)
-            self._directions[Key("model", name, parameter)] = direction
-            self._add(Key("model", name, parameter), np.asarray(slope))
+            self._slopes[Key("model", name, parameter)] = direction, np.asarray(slope)
 
 
 def _correlation_bound(case: Product, dtype: str) -> Numbers:

@@ -25,22 +25,22 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
 
 
-def legend(*, numba: bool, jax: bool) -> str:
-    """Return what the numbers are; `numba` says whether there was a second reference, `jax` whether JAX computed."""
+def legend(*, jax: bool) -> str:
+    """Return what the numbers are; `jax` says whether JAX computed."""
 
     def share(tolerances: dict[str, float]) -> str:
         single, double = (f"{tolerances[dtype]:.0e}".replace("e-0", "e-") for dtype in DTYPES)
         return f"{single} ({double} in float64)"
 
-    second = "and from Numba's engine in float64, the larger of both" if numba else "(without Numba's engine)"
     programs = f"JAX compiles training and the model `{WHOLE[0]}` as whole programs, the rest operation by operation. "
     return (
-        f"Each number is the largest difference, in {' and in '.join(DTYPES)}, from NumPy in float64 {second}, in "
-        "units of what is allowed: up to 1 is ok. A unit is the error law in the rows from product to streaming; "
+        f"Each number is the largest difference, in {' and in '.join(DTYPES)}, from NumPy in float64, in units of what "
+        "is allowed: up to 1 is ok. A unit is the error law in the rows from product to streaming; "
         f"{share(LOGITS)} of the largest logit and {share(TOLERANCES)} of a parameter's largest gradient, for "
         f"{len(models())} models; and {share(TOLERANCES)} of the loss, at each of {TRAINING.steps} steps of training. "
-        f"{programs if jax else ''}ref: the reference itself, of training the first framework's. A dash: there are no "
-        "gradients."
+        f"{programs if jax else ''}Gradients are held against slopes in NumPy and against the first framework's, "
+        "training against the first loss in NumPy and the first framework's curve. ref: the reference itself. A dash: "
+        "there are no gradients."
     )
 
 

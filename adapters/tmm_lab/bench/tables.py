@@ -43,5 +43,8 @@ def _cell(result: Result) -> str:
         shown[1:] = reversed(shown[1:])
     else:
         factor = UNITS.get(result.unit, (1.0, ""))[0]
-        shown = [f"{factor * number:.4g}" for number in numbers]
+        shown = [
+            f"{factor * number:.{0 if factor * number >= 1000 else 4}{'f' if factor * number >= 1000 else 'g'}}"
+            for number in numbers
+        ]
     return f"{shown[0]} ({shown[1]} to {shown[2]})" if len(shown) == 3 else shown[0]

@@ -23,7 +23,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="prove that all backends compute the same: products, gradients, models, training",
         description="Compute the same products, adjoints, correlations, gradients, streams, models of every variant "
         "and 200 steps of training with every backend that is here, in float32 and float64, and hold them against "
-        "NumPy and Numba in float64. The exit code is 1 where one differs by more than is allowed. A minute and a half "
+        "NumPy in float64. The exit code is 1 where one differs by more than is allowed. A minute and a half "
         "of two cores, if they have nothing else to do.",
     )
     parser.add_argument(
@@ -87,8 +87,7 @@ def _counted(found: Sequence[Result]) -> tuple[int, int]:
 def _units(found: Sequence[Result]) -> str:
     from ..agree.table import legend
 
-    libraries = {result.configuration.partition("+")[0] for result in found}
-    return legend(numba=any(result.from_numba is not None for result in found), jax="jax" in libraries)
+    return legend(jax=any(result.configuration.startswith("jax") for result in found))
 
 
 def _filled(text: str) -> str:
