@@ -2,7 +2,7 @@
 
 Comparisons are tracked as our time over theirs, a sample a turn: asv takes less for better. Environment variables:
 `TMM_BACKEND` is the engine that is measured (Numba's unless given), `TMM_BENCH_THREADS` the number of threads of
-either side (2), `TMM_BENCH_LENGTHS` lengths in place of those of each benchmark.
+both (2), `TMM_BENCH_LENGTHS` lengths in place of those of each benchmark.
 """
 
 from __future__ import annotations

@@ -54,9 +54,6 @@ class Decoding:
 
     def model(self, kind: str = "LanguageModel", blocks: int | None = None) -> Any:
         """Return a model, ours or `Transformer`."""
-        require("torch")
-        from . import decoders
-
         config = TMMConfig(
             d_model=self.channels,
             n_layers=blocks or self.blocks,
@@ -66,6 +63,7 @@ class Decoding:
             n_lags=self.n,
             position_bias=False,
         )
+        decoders = _decoders()
         return decoders.model_of(config, getattr(decoders, kind))
 
     @property
@@ -75,10 +73,7 @@ class Decoding:
 
     def text(self, position: int | None = None, model: Any = None) -> Any:
         """Return a text of so many tokens, or else one whose last tokens are to come."""
-        model = model or self.model()
-        from .decoders import Text
-
-        text = Text(model, self.n, self.backend)
+        text = _decoders().Text(model or self.model(), self.n, self.backend)
         text.mix_to(self.n - self.window if position is None else position)
         return text
 
@@ -97,11 +92,13 @@ class Decoding:
         """Return the research code's decode with a text's model, after n tokens."""
         if self.n > LONGEST_JOINED:
             raise NotImplementedError(f"joining histories of {self.n} tokens takes seconds a token")
-        from .decoders import JoinedDecoder
-
-        decoder = JoinedDecoder(text.model)
+        decoder = _decoders().JoinedDecoder(text.model)
         decoder.begin_after(self.n)
         return decoder
+
+
+def _decoders() -> Any:
+    return require(f"{__package__}.decoders")
 
 
 def mean_seconds(call: Callable[[], Any], count: int) -> float:
@@ -112,7 +109,7 @@ def mean_seconds(call: Callable[[], Any], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-# What is measured. Each makes both sides, in asv's setup, and returns what takes the turns ----------------------------
+# What is measured. Each makes ours and theirs, in asv's setup, and returns what lets them take turns ------------------
 
 Ratios = Callable[[], list[float]]
 
