@@ -134,13 +134,14 @@ def test_a_gradient_that_is_wrong_or_missing_fails() -> None:
     right, reference, name = measure(TORCH, "float64", "model").arrays, Reference(), "blocks.0.mix.lags"
     lags = Key("model", "heads", name)
 
-    def verdict(changed: dict[Key, Any]) -> Result:
+    def verdict(changed: dict[Key, Any], reference: Reference = reference) -> Result:
         results = judge({(TORCH, "float64", topic): Measured(changed) for topic in TOPICS}, reference)
         return next(result for result in results if result.row == "all gradients")
 
     assert verdict(right).status == "ok"
-    scaled = verdict({**right, lags: right[lags] * (1 + 1e-6)})
-    assert (scaled.status, scaled.worst) == ("FAIL", f"heads, {name}")
+    for against in (reference, Reference()):  # a framework's that is right, and the definition alone
+        scaled = verdict({**right, lags: right[lags] * (1 + 1e-6)}, against)
+        assert (scaled.status, scaled.worst) == ("FAIL", f"heads, {name}")
     missing = verdict({key: array for key, array in right.items() if key != lags})
     assert (missing.status, missing.reason) == ("FAIL", f"missing: heads, {name}")
     more = verdict({**right, Key("model", "heads", "blocks.7"): right[lags]})
