@@ -60,6 +60,22 @@ def test_losses_between_two_records_are_averaged(
     assert averaged[8] == pytest.approx(np.mean([each[step] for step in range(5, 9)]))
 
 
+def test_the_gradient_is_clipped_to_the_norm_given_and_0_is_no_norm(
+    framework: str, arguments: Arguments, tmp_path: Path
+) -> None:
+    """The first step of AdamW is the same for every scale of the gradient; later ones tell."""
+    weights = {}
+    for clip in ("0", "1e9", "0.01"):
+        out = tmp_path / clip
+        assert main(arguments(framework, out, "--clip", clip, "--steps", "3", "--evaluations", "1")) == 0
+        weights[clip] = read_tensors(out / "model" / "model.safetensors")
+        assert min(recorded(out, "grad_norm").values()) > 0.01, "measured before it is clipped"
+    for name, array in weights["0"].items():
+        np.testing.assert_allclose(array, weights["1e9"][name], rtol=0, atol=1e-6, err_msg=name)
+    largest = max(np.abs(array - weights["0.01"][name]).max() for name, array in weights["0"].items())
+    assert largest > 1e-4
+
+
 # Interrupted and resumed
 
 

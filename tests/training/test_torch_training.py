@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from tmm_lab.data.dataset import evaluation_windows
 from tmm_lab.data.text import open_text
 from tmm_lab.data.tokens import bits_per_byte, open_tokens
 from tmm_lab.evaluation.measure import held_out_nats
+from tmm_lab.training.checkpoints import newest_intact
 from tmm_lab.training.options import TrainingOptions
 from tmm_lab.training.runs import Run
 from tmm_lab.training.torch import state as torch_state
@@ -145,14 +147,6 @@ def test_only_linear_maps_decay() -> None:
     assert {names[id(p)] for p in others["params"]} == set(names.values()) - expected - {"blocks.0.mix.lags"}
 
 
-def test_without_clipping_a_step_is_the_optimizers_own(
-    arguments: Callable[..., list[str]], in_torch: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    assert main(arguments("torch", out, "--clip", "0", "--steps", "1", "--evaluations", "1")) == 0
-    assert recorded(out, "grad_norm")[1] == recorded(in_torch, "grad_norm")[1]
-
-
 def test_services_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, message in (("abacus", "there is no such service"), ("wandb", "its library is not installed")):
         with pytest.raises(ValueError, match=rf"--report-to {name} is not available, {message}: choose of none"):
@@ -215,19 +209,22 @@ def test_a_compiled_model_trains_the_same_run(
 # Several processes
 
 
+@pytest.mark.parametrize("failure", [ValueError("the text is empty"), KeyboardInterrupt("the text is empty")])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_in_the_first_process_is_told_once(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_first_process_is_told_once(
+    rank: int, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broadcast(box: list[object], src: int) -> None:
         sent.append(list(box))
         box[:] = [None, True]
 
     def failing() -> None:
-        raise ValueError("the text is empty")
+        raise failure
 
     sent: list[list[object]] = []
     monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast)
     runtime = TorchRuntime(SimpleNamespace(num_processes=2, process_index=rank))
-    with pytest.raises(ValueError if rank == 0 else SystemExit, match="the text is empty" if rank == 0 else "2"):
+    with pytest.raises(type(failure) if rank == 0 else SystemExit, match="the text is empty" if rank == 0 else "2"):
         runtime.in_first_process(failing)
     assert sent == [[None, rank == 0]], "the others are told, not left to wait"
 
@@ -253,3 +250,49 @@ def test_two_processes_train_one_run(text: Path, tmp_path: Path) -> None:
     a, b = (read_tensors(folder / "model" / "model.safetensors") for folder in (out, alone))
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=2e-5, err_msg=name)
+
+
+SIGNALLED = """
+import os, signal, sys
+from tmm_lab.cli import main
+from tmm_lab.training.torch.trainer import TorchTrainer
+original, steps = TorchTrainer.step, []
+def step(self, batch, factor):
+    steps.append(factor)
+    if len(steps) == 3 and os.environ["RANK"] == os.environ["SIGNALLED"]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return original(self, batch, factor)
+TorchTrainer.step = step
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_signal_to_one_of_two_processes_ends_both(
+    rank: int, arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    env = {**ONE_THREAD, "SIGNALLED": str(rank), "WORLD_SIZE": "2"}
+    env |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    # Without torchrun, which kills the other processes as soon as one has ended.
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SIGNALLED, *arguments("torch", out)],
+            env={**env, "RANK": str(each), "LOCAL_RANK": str(each)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for each in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [143, 143]
+    assert "saved after step 3; to go on" in said[0]
+    assert said[1] == ""
+    assert newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000003", [])

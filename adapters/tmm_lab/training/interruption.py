@@ -31,8 +31,11 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """What the shell expects of a process that ended by the signal: 130 after Ctrl-C, 143 after SIGTERM."""
-        return 0 if self.signal is None else 128 + self.signal
+        """What the shell expects of a process that ended by a signal: 130 after Ctrl-C, 143 after SIGTERM.
+
+        143 as well where only another process of the run was signalled.
+        """
+        return 128 + (signal.SIGTERM if self.signal is None else self.signal)
 
     def __enter__(self) -> Interruption:
         """Take the signals over; only the main thread can."""

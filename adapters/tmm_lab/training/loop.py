@@ -67,8 +67,14 @@ class Loop:
         self._timed: TimedSchedule | None = None
         self._first = 0.0, 0.0  # seconds after the first step, of which in training
 
-    def run(self) -> None:
-        """Train until the last step, or the step in which the user asks to stop; then a checkpoint is written."""
+    def run(self) -> bool:
+        """Train until the last step, or the step in which a stop is requested; then a checkpoint is written.
+
+        Returns
+        -------
+        bool
+            Whether a stop was requested, the same in every process.
+        """
         self._saved_at = time.monotonic()
         if self.total_steps is None:
             self._timed = TimedSchedule(self._options.minutes, self.clock, self._other_seconds)
@@ -85,7 +91,7 @@ class Loop:
                 self._first = self.clock.seconds, self.clock.training_seconds
             if self._timed is not None:
                 self._decide_length(self._timed)
-            stop = self._runtime.total(self._interruption.requested) > 0  # all processes must stop after the same step
+            stop = self.stop_requested()
             last = self.total_steps is not None and self.step >= self.total_steps
             evaluate = self._evaluation_is_due()
             self._reporter.step(self.step, self.total_steps, left=self._seconds_left())
@@ -97,7 +103,11 @@ class Loop:
             if last or stop or self._checkpoint_is_due():
                 self.save()
             if last or stop:
-                return
+                return self.stop_requested()  # in the last step the signal may have come after the question above
+
+    def stop_requested(self) -> bool:
+        """Return whether any process was signalled to stop: they stop after the same step, so all of them must ask."""
+        return self._runtime.total(self._interruption.requested) > 0
 
     def _log_step(self, losses: list[float], grad_norm: float, factor: float) -> None:
         """Record the mean of the losses since the last record, over all processes."""

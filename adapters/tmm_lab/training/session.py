@@ -189,12 +189,13 @@ def _train(job: Job, runtime: Runtime, display: Display, *, checkpoint: Path | N
             trainer.load(checkpoint, optimizer=not missed_the_end)
         try:
             if not missed_the_end:
-                loop.run()
+                stopped = loop.run()
+            else:
+                if not runtime.in_first_process(lambda: _evaluated(run, first)):
+                    loop.evaluate()  # a signal came in its turn
+                stopped = loop.stop_requested()
         finally:
             display.stop()
-        if not interruption.requested and not runtime.in_first_process(lambda: _evaluated(run, loop.step)):
-            loop.evaluate()  # a signal came in its turn
-        stopped = interruption.requested
         if stopped:
             display.note(f"saved after step {loop.step}; to go on: {resume_command(run)}")
         elif runtime.first:

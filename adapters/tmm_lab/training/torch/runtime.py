@@ -99,11 +99,11 @@ class TorchRuntime:
         if self.processes == 1:
             return function()
         box: list[Any] = [None, False]
-        failure: Exception | None = None
+        failure: BaseException | None = None
         if self.first:
             try:
                 box = [function(), False]
-            except Exception as error:
+            except BaseException as error:  # Ctrl-C, too, must not leave the others waiting
                 failure, box = error, [None, True]
         torch.distributed.broadcast_object_list(box, src=0)
         if failure is not None:
