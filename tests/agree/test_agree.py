@@ -62,6 +62,7 @@ def spoil_products(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]
 # --- The verdict ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_backends_that_agree_pass_and_the_table_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     names = ["numpy", "torch", "torch+numba"]
     code, out = run(capsys, *names)
