@@ -24,6 +24,8 @@ from tmm_lab.training.schedule import learning_rate_factor
 
 HEADS = VARIANTS["heads"]
 SMALL = TMMConfig(vocab_size=11, max_len=12, d_model=8, n_layers=1, n_heads=2, d_mlp=12)
+# Between them they have every kind of layer; operation by operation each takes JAX seconds.
+QUICK = ("later", "kernel_heads", "two_layer_softplus_mean", "tied", "no_blocks")
 DATA = sorted((Path(__file__).parent.parent / "reference").glob("*.safetensors"))
 
 
@@ -57,7 +59,9 @@ def without_ids(batch: dict[str, Any]) -> dict[str, Any]:
 # --- The same model ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(VARIANTS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in sorted(VARIANTS)]
+)
 def test_logits_loss_and_gradients_are_those_of_torch(name: str):
     config = VARIANTS[name]
     params, ids = random_params(config), random_ids(config)

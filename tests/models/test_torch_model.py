@@ -269,7 +269,10 @@ def test_autocast_computes_in_bfloat16_and_the_loss_in_float32(name: str):
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.*is deprecated:DeprecationWarning")  # of inductor's own import
-@pytest.mark.parametrize(("name", "backend"), [("heads", "aot_eager"), ("later", "aot_eager"), ("flat", "inductor")])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [("heads", "aot_eager"), ("later", "aot_eager"), pytest.param("flat", "inductor", marks=pytest.mark.slow)],
+)
 def test_compiled_whole_it_computes_the_same(name: str, backend: str):
     config = dataclasses.replace(VARIANTS[name], n_layers=1)
     eager, ids = model_of(config, np.float64), ids_of(config)

@@ -75,6 +75,10 @@ class DecodingPlan:
         """Return how long a layer's cache is that has places for `count` tokens."""
         return count
 
+    def mixer(self, mix: Mix) -> Mix:
+        """Return what the model's blocks call to mix tokens."""
+        return mix
+
     # Pure functions: the logits after the last of the tokens, and the caches after them ------------------------------
 
     def begin(self, tokens: Array, padding: Array | None, left: int) -> tuple[Array, dict[str, Array]]:
@@ -105,7 +109,7 @@ class DecodingPlan:
             y, caches[name] = take(name, layer, x if given == dtype else namespace_of(x).astype(x, dtype))
             return y if given == dtype else namespace_of(y).astype(y, given)
 
-        x = self.model.residual_stream(tokens, mix=mix)
+        x = self.model.residual_stream(tokens, mix=self.mixer(mix))
         return self.model.logits_of(x if tokens.ndim == 1 else x[:, -1, :]), caches
 
 

@@ -61,6 +61,9 @@ def check_batch(
     shape = given["input_ids"].shape
     if len(shape) not in axes:
         raise InputError(f"input_ids must have the shape (batch, n), got {shape}")
+    for name, array in given.items():
+        if array.shape != shape:
+            raise InputError(f"{name} must have the shape of input_ids: got {array.shape} and {shape}")
     if mesh is not None:
         check_mesh(mesh, shape[-2])
     _check_values({name: np.asarray(array) for name, array in given.items() if _at_hand(array)}, config)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -45,6 +47,10 @@ class DecodingPlan(lm.DecodingPlan):
 
     def _current(self) -> list[int]:
         return [parameter._version for parameter in self._versioned]
+
+    def mixer(self, mix: lm.Mix) -> lm.Mix:
+        """Return what blocks call to mix tokens, uncompiled where they are compiled: its numbers change at each."""
+        return functools.partial(_uncompiled(), mix) if "torch._dynamo" in sys.modules else mix
 
     def check(self, model: StreamedModule) -> None:
         """Refuse another model, or parameters that are no longer those of the plan's filters."""
@@ -98,6 +104,12 @@ class FilterStreaming:
             return lm.stream_step(plan, state, tokens)
 
     stream_reorder = staticmethod(stream_reorder)
+
+
+@functools.cache
+def _uncompiled() -> Callable[[lm.Mix, str, Tensor], Tensor]:
+    """Return a call of a mixer that the compiler does not look into."""
+    return torch.compiler.disable(lambda mix, name, x: mix(name, x))  # type: ignore[no-any-return, no-untyped-call]
 
 
 @contextmanager
