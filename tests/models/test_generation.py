@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.frameworks import MODELS, variants
 from support.model_variants import VARIANTS, random_ids, random_params
+from support.requirements import import_or_skip
 
 from tmm_adapters.generation import ContextFullError
 from tmm_core import lm
@@ -23,7 +24,7 @@ LEFT = np.asarray([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [0, 0, 0, 0, 1]])
 @pytest.fixture(params=["torch", "jax"])
 def framework(request):
     """What makes models of one framework."""
-    pytest.importorskip(request.param)
+    import_or_skip(request.param)
     return MODELS[request.param]
 
 

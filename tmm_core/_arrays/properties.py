@@ -92,7 +92,7 @@ def values_known(*arrays: Array | None) -> bool:
     for array in arrays:
         if array is None or type(array) in _valued:
             continue
-        if _is_queued(array) or not values_within_reach(array):
+        if not values_within_reach(array) or _is_queued(array):
             return False
     return True
 
