@@ -16,7 +16,6 @@ import pytest
 import torch
 from support.model_variants import VARIANTS, random_ids, random_params
 from torch import Tensor
-from transformers import Trainer, TrainingArguments
 
 from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_adapters.torch import LanguageModel
@@ -247,38 +246,3 @@ def test_training_and_evaluation_isolate_documents_unless_joined(joined: bool, m
     assert evaluate._end_of_text(Path("model"), ByteTokenizer()) == (None if joined else 256)
     monkeypatch.setattr("tmm_lab.training.runs.run_of", lambda folder: None)
     assert evaluate._end_of_text(Path("model"), ByteTokenizer()) == 256
-
-
-# --- Hugging Face's Trainer -------------------------------------------------------------------------------------------
-
-
-def test_the_trainer_of_hugging_face_trains_on_padded_batches(tmp_path: Path):
-    """With a collator that pads, as they do: the same step as on the texts alone."""
-    rng = np.random.default_rng(3)
-    texts = [torch.from_numpy(rng.integers(0, 11, n)) for n in (4, 9, 6)]
-
-    def padded(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
-        n = max(len(row["input_ids"]) for row in rows)
-        pad = [n - len(row["input_ids"]) for row in rows]
-        out = {"input_ids": 0, "labels": -100, "attention_mask": 0}
-        return {
-            name: torch.stack([torch.nn.functional.pad(row[name], (0, by), value=value)
-                               for row, by in zip(rows, pad, strict=True)])
-            for name, value in out.items()
-        }  # fmt: skip
-
-    data = [{"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)} for ids in texts]
-    options = TrainingArguments(
-        str(tmp_path), max_steps=1, per_device_train_batch_size=3, learning_rate=0.1, optim="sgd", report_to="none",
-        lr_scheduler_type="constant", max_grad_norm=0, use_cpu=True, save_strategy="no", disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )  # fmt: skip
-    params = random_params(HEADS, np.float32)
-    model, expected = (LanguageModel.from_params(params, HEADS) for _ in range(2))
-    Trainer(model, options, train_dataset=data, data_collator=padded).train()
-    count = sum(len(ids) - 1 for ids in texts)
-    for ids in texts:
-        expected(ids[None], labels=ids[None], num_items_in_batch=count)["loss"].backward()
-    for name, parameter in model.named_parameters():
-        before = expected.get_parameter(name)
-        assert torch.allclose(parameter, before - 0.1 * before.grad, atol=1e-6), name

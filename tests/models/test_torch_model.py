@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from support.model_variants import VARIANTS, random_ids, random_params
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import Trainer, TrainingArguments
 
 from tmm_adapters.torch import LanguageModel
 from tmm_core import TMMConfig, lm
@@ -166,37 +164,6 @@ def test_labels_of_minus_100_do_not_count():
     labels[0, 2:] = -100
     expected = lm.loss(model.params(), ids.numpy(), HEADS, labels=labels.numpy())
     assert model(ids, labels=labels)["loss"].item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_accumulated_batches_give_the_mean_over_all_their_labels():
-    model, ids = model_of(HEADS, np.float64), ids_of(HEADS, (4, 12))
-    labels = ids.clone()
-    labels[0, 2:] = -100
-    whole = model(ids, labels=labels)["loss"]
-    count = (labels[:, 1:] != -100).sum()
-    parts = zip(ids.split(2), labels.split(2), strict=True)
-    halves = [model(i, labels=t, num_items_in_batch=count)["loss"] for i, t in parts]
-    assert (halves[0] + halves[1]).item() == pytest.approx(whole.item(), rel=1e-12)
-
-
-def test_the_trainer_of_hugging_face_accumulates_exactly(tmp_path: Path):
-    """It passes the number of labels that count in all accumulated batches, if the model's class says that it may."""
-    ids = ids_of(HEADS)
-    labels = ids.clone()
-    labels[0, 2:] = -100
-    data = [{"input_ids": i, "labels": t} for i, t in zip(ids, labels, strict=True)]
-
-    options = TrainingArguments(
-        str(tmp_path), max_steps=1, per_device_train_batch_size=1, gradient_accumulation_steps=2, learning_rate=0.1,
-        optim="sgd", lr_scheduler_type="constant", max_grad_norm=0, use_cpu=True, report_to="none",
-        save_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
-    )  # fmt: skip
-    model, expected = model_of(HEADS), model_of(HEADS)
-    Trainer(model, options, train_dataset=data).train()
-    expected(ids, labels=labels)["loss"].backward()
-    for name, parameter in model.named_parameters():
-        before = expected.get_parameter(name)
-        assert torch.allclose(parameter, before - 0.1 * before.grad, atol=1e-6), name
 
 
 @pytest.mark.parametrize(("token", "named"), [(11, "11"), (-3, "-3")])

@@ -95,8 +95,9 @@ def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend:
     >>> params = lm.init_params(config, np.random.default_rng(0))
     >>> plan = stream_plan(params, config, 8)
     >>> logits, state = stream_prefill(plan, stream_init(plan, 1), np.asarray([[1, 4]]))
-    >>> logits, state = stream_step(plan, state, np.asarray([2]))
-    >>> np.allclose(logits, lm.forward(params, np.asarray([[1, 4, 2]]), config)[:, -1], atol=1e-6)
+    >>> beams = stream_reorder(state, np.asarray([0, 0]))
+    >>> logits, beams = stream_step(plan, beams, np.asarray([2, 3]))
+    >>> np.allclose(logits[0], lm.forward(params, np.asarray([1, 4, 2]), config)[-1], atol=1e-6)
     True
     """
     check_params(params, config)
@@ -104,28 +105,14 @@ def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend:
 
 
 def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
-    """Begin a stream of texts.
+    """Begin a stream of `batch_size` texts, in O(batch_size * capacity * channels) memory a layer.
 
-    Parameters
-    ----------
-    plan : DecodingPlan
-        The model.
-    batch_size : int
-        Texts that are streamed together.
-
-    Returns
-    -------
-    DecodingState
-        Consumed by each prefill and step, which may change it in place: go on with the state that they return.
+    Each prefill and step consumes a state and may change it in place: go on with the one that they return.
 
     Raises
     ------
     TypeError, ValueError
         If `batch_size` is no integer of at least 0.
-
-    Notes
-    -----
-    O(batch_size * capacity * channels) memory a layer.
     """
     rows = check_count("batch_size", batch_size, 0)
     caches = {
@@ -164,17 +151,6 @@ def stream_prefill(
     TypeError, ValueError
         As the model's forward pass; and if the state is another plan's or batch's, the tokens exceed the capacity or
         the position bias, or there is padding after the first tokens. Where only traced values tell, logits are NaN.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from tmm_core import lm
-    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
-    >>> plan = stream_plan(lm.init_params(config, np.random.default_rng(0)), config, 8)
-    >>> ids, mask = np.asarray([[1, 4, 2], [3, 0, 0]]), np.asarray([[1, 1, 1], [1, 0, 0]])
-    >>> logits, state = stream_prefill(plan, stream_init(plan, 2), ids, mask)
-    >>> logits.shape
-    (2, 5)
     """
     input_ids, attention_mask = plan.model.checked_tokens(input_ids, attention_mask)
     if input_ids.ndim != 2 or input_ids.shape[0] != state.batch_size or input_ids.shape[1] == 0:
@@ -214,40 +190,10 @@ def prefill_padded(
 
 
 def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
-    """Take the next token of each text, and return the logits of the one after it.
+    """Take the next token of each text, integers (b,); return the logits and the stream after it.
 
-    Parameters
-    ----------
-    plan : DecodingPlan
-        The model.
-    state : DecodingState
-        A stream of this plan; consumed.
-    tokens : array of integers, (b,)
-        One a row.
-
-    Returns
-    -------
-    logits : array, (b, vocab_size)
-        What the model's forward pass returns at this position.
-    state : DecodingState
-        The stream after the tokens.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `stream_prefill`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from tmm_core import lm
-    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
-    >>> plan = stream_plan(lm.init_params(config, np.random.default_rng(0)), config, 8)
-    >>> state = stream_init(plan, 1)
-    >>> for token in (1, 4, 2):
-    ...     logits, state = stream_step(plan, state, np.asarray([token]))
-    >>> logits.shape, state.position
-    ((1, 5), 3)
+    See `stream_prefill` for what is returned and raised: the logits, (b, vocab_size), are those that the model's
+    forward pass returns at this position.
     """
     tokens, _ = plan.model.checked_tokens(tokens, None)
     if tuple(tokens.shape) != (state.batch_size,):
@@ -287,15 +233,6 @@ def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
         If indices are no array of integers.
     ValueError
         If there is no such row, or the shape is another.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from tmm_core import lm
-    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
-    >>> plan = stream_plan(lm.init_params(config, np.random.default_rng(0)), config, 8)
-    >>> stream_reorder(stream_init(plan, 2), np.asarray([1, 1, 0])).batch_size
-    3
     """
     xp = namespace_of(indices)  # refuses what is no array
     if not xp.isdtype(indices.dtype, "integral"):

@@ -66,46 +66,24 @@ def generate(
 ) -> Array:
     """Continue sequences, token by token.
 
+    See `tmm_adapters.torch.LanguageModel.generate` for the parameters that are not described here, what is returned and
+    raised, and the cost.
+
     Parameters
     ----------
     params, config, precision, backend
         As in `apply`, on one device.
-    input_ids : array of integers, (b, n) or (n,)
-        Prompts, each of one token or more.
-    max_new_tokens : int
-        At most as many tokens are added.
-    attention_mask : array, of the shape of `input_ids`, optional
-        1 for a token and 0 for padding, before the tokens or after them.
-    temperature : float
-        Divides the logits; 0 takes the likeliest token each time.
-    top_k : int, optional
-        Draw from as many tokens, the likeliest.
-    top_p : float
-        Draw from the fewest tokens that together have this probability.
+    input_ids, attention_mask : arrays, (b, n) or (n,), JAX's or NumPy's
+        Prompts and their padding.
     seed : int
-        Of all chance, from 0 to 2**64 - 1; what a row draws does not depend on the other rows.
-    stop_token : int, optional
-        Ends a row, and fills it from there on; when all rows have ended, generation does.
+        From 0 to 2**64 - 1; what is sampled for a row does not depend on the other rows.
     on_token : callable, optional
-        Called at each step with the new token of each row, a NumPy array (b,), or () for `input_ids` of shape (n,);
-        tokens then leave the device one by one.
-
-    Returns
-    -------
-    array of integers, of the shape of `input_ids` with up to `max_new_tokens` more
-        Padding stays where it was; new tokens follow the last column.
-
-    Raises
-    ------
-    ContextFullError
-        If the position bias ends before `max_new_tokens` for a row that has not; it carries all rows' tokens so far.
-    TypeError, ValueError
-        If an option is out of its range, `apply` refuses the prompt, or the model's logits are not finite.
+        Called at each step with a NumPy array (b,), or () for `input_ids` of shape (n,); tokens then leave the device
+        one by one.
 
     Notes
     -----
-    O(g log^2 g) mixing for g tokens, after one product for the prompt. Nothing is compiled for a token: programs are
-    made for prompts and numbers of new tokens rounded up to powers of two.
+    Programs are compiled for prompts and numbers of new tokens rounded up to powers of two.
 
     Examples
     --------

@@ -131,50 +131,34 @@ def apply(
     mesh: Mesh | None = None,
     backend: str | None = None,
 ) -> Array:
-    """Return the logits of the next token at every position.
+    """Return the logits of the next token at every position, (b, n, vocab_size).
+
+    See `tmm_core.lm.forward` for the parameters that are not described here, what is raised, and the cost.
 
     Parameters
     ----------
     params : mapping of names to arrays
-        As `tmm_core.lm.parameter_shapes` describes them.
-    input_ids : array of integers, (b, n), JAX's or NumPy's
-        Tokens.
-    config : TMMConfig
-        The model.
-    attention_mask : array, (b, n), optional
-        1 for tokens and 0 for padding, at either end of a row or at both; logits there are finite and mean nothing.
-    segment_ids : array of integers, (b, n), optional
-        Non-decreasing numbers of the documents packed into each row: none sees another, and positions are counted
-        within each. Those of padding do not matter.
+        JAX's.
+    input_ids, attention_mask, segment_ids : arrays, (b, n), JAX's or NumPy's
+        Tokens, padding and documents; logits at padding are finite and mean nothing.
     precision : {"float32", "bfloat16"}
         `bfloat16` computes linear maps, what is between them and the logits in bfloat16, from parameters, a residual
         stream and norms that keep their own dtype, as Torch's autocast does; `float32` changes no dtype.
     mesh : jax.sharding.Mesh, optional
         Devices that share the work, where parameters and batch lie as `tmm_adapters.jax.sharding.shardings` says.
-    backend : str, optional
-        Who computes the Toeplitz products; see `tmm_core.use_backend`.
-
-    Returns
-    -------
-    array, (b, n, vocab_size)
-        In the dtype of the parameters, or bfloat16.
 
     Raises
     ------
     TypeError
         If parameters are not JAX's, or tokens no integers.
     ValueError
-        If names or shapes of the parameters are not those of `config`; float64 is not enabled; a document, or a row
-        without documents, is longer than the position bias; the mesh does not divide the batch. And where values are at
-        hand, that is outside traced code and in the memory of the CPU: if a token is outside the vocabulary, the mask
-        has a hole or a row of padding only, or segment ids go back. Elsewhere such a token and all after it, and such
-        rows, become NaN.
+        As `tmm_core.lm.forward`; and if float64 is not enabled, or the mesh does not divide the batch. What depends on
+        the values of a batch is refused outside of traced code and in the memory of the CPU; elsewhere a token outside
+        the vocabulary and all after it, and rows that would be refused, become NaN.
 
     Notes
     -----
-    O(n log n) time and O(n) memory in the length of the sequence. A row's result does not depend on what it is batched
-    or packed with. Documents cost next to nothing with Numba's engine and about four times the mixing with others, so
-    pass no mask where nothing is padded. Called outside `jax.jit` it computes operation by operation, which is slow.
+    Called outside `jax.jit` it computes operation by operation, which is slow.
 
     Examples
     --------
@@ -224,34 +208,9 @@ def loss(
     mesh: Mesh | None = None,
     backend: str | None = None,
 ) -> Array:
-    """Return the mean cross-entropy (nats) of each token given those before it.
+    """Return the mean cross-entropy (nats) of each token given those before it, (), in float32 or above.
 
-    Parameters
-    ----------
-    params, input_ids, config, attention_mask, segment_ids, precision, mesh, backend
-        As in `apply`.
-    labels : array of integers, (b, n), optional
-        The tokens to predict, `input_ids` unless given; position t predicts `labels[:, t + 1]`. Labels of -100 do not
-        count, and neither does a label that is padding or belongs to another document than position t.
-    targets : array of integers, (b, n), optional
-        In place of labels, what each position predicts, counted as it is; -100 does not count.
-
-    Returns
-    -------
-    array, ()
-        In float32, or float64 with parameters of float64; NaN if no label counts.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `apply`, for labels as for tokens; and if shapes differ, there is no position to predict, or labels and
-        targets are both given.
-
-    Examples
-    --------
-    >>> config = TMMConfig(vocab_size=4, max_len=8, d_model=2, n_layers=0, n_heads=0, embed_std=0)
-    >>> round(float(loss(init(config), jnp.asarray([[1, 3, 2]]), config)), 4)  # knows nothing
-    1.3863
+    See `tmm_core.lm.loss` for `labels` and `targets`, and `apply` for the other parameters and what is raised.
     """
     masks = {"attention_mask": attention_mask, "segment_ids": segment_ids}
     batch = {"input_ids": input_ids, "labels": labels, "targets": targets, **masks}

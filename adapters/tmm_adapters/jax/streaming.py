@@ -102,40 +102,15 @@ def stream_plan(
 ) -> DecodingPlan:
     """Prepare to stream a model: the logits of `apply`, one token at a time.
 
-    Parameters
-    ----------
-    params, config, precision, backend
-        As in `apply`; the plan keeps copies of the filters, and the other parameters as they are, on one device.
-    capacity : int
-        Tokens that a text can have, its prompt included.
-
-    Returns
-    -------
-    DecodingPlan
-        For any number of streams.
-
-    Raises
-    ------
-    TypeError, ValueError, LookupError
-        As `apply`; and if `capacity` is no integer of at least 1.
+    See `tmm_core.lm.stream_plan` for an example, and `apply` for `precision` and what is raised. Everything is on one
+    device.
 
     Notes
     -----
-    Cost and error are those of `tmm_core.stream_plan` in each layer. Streams are mixed, and caches kept, in the dtype
-    of the parameters, in float32 for halves, with either `precision`. Make plans outside of programs: each call of one
-    would return the number by which streams know their plan. Inside a program of one's own, with a traced position, XLA
-    may copy the caches at each step. `generate` rounds lengths up, for each of which a program is compiled.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> config = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)
-    >>> params = model.init(config)
-    >>> plan = stream_plan(params, config, 8)
-    >>> logits, state = stream_prefill(plan, stream_init(plan, 1), jnp.asarray([[1, 4]]))
-    >>> logits, state = stream_step(plan, state, jnp.asarray([2]))
-    >>> bool(jnp.allclose(logits, model.apply(params, jnp.asarray([[1, 4, 2]]), config)[:, -1], atol=1e-6))
-    True
+    Streams are mixed, and caches kept, in the dtype of the parameters, in float32 for halves, with either `precision`.
+    Make plans outside of programs: each call of one would return the number by which streams know their plan. Inside a
+    program of one's own, with a traced position, XLA may copy the caches at each step. `generate` rounds lengths up,
+    for each of which a program is compiled.
     """
     check_params(params, config)
     return DecodingPlan(_Model(dict(params), config, ComputeOptions(precision)), capacity, backend=backend)

@@ -115,14 +115,9 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
         the parameters on the `meta` device, without values.
     """
 
-    # Hugging Face's Trainer reads these two: the loss takes `num_items_in_batch`, which counts labels after a shift.
-    accepts_loss_kwargs = True
-    loss_type = "ForCausalLM"
-
     def __init__(self, config: TMMConfig, *, seed: int | None = 0) -> None:
         """Make the model and its initial parameters."""
         super().__init__()
-        # Not `self.config`: Trainer would assign its own fields to it.
         self.tmm_config = config
         device = torch.get_default_device()
         with torch.device("meta"):  # shapes only: values come from one NumPy generator, not from torch's own
@@ -173,47 +168,17 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
         *,
         segment_ids: Tensor | None = None,
         targets: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
     ) -> dict[str, Tensor]:
-        """Return the logits of the next token at every position, and the loss.
+        """Return the logits of the next token at every position, and the loss where labels or targets are given.
 
-        Parameters
-        ----------
-        input_ids : tensor of integers, (b, n)
-            Tokens.
-        labels : tensor of integers, (b, n), optional
-            Tokens to predict, aligned with `input_ids` (position t predicts `labels[:, t + 1]`); those of -100 do not
-            count, nor does padding, nor a label of another document than t.
-        attention_mask : tensor, (b, n), optional
-            1 for a token and 0 for padding, before the tokens or after them; logits at padding mean nothing.
-        segment_ids : tensor of integers, (b, n), optional
-            Non-decreasing numbers of the documents packed into each row: none sees another, and positions are counted
-            within each.
-        targets : tensor of integers, (b, n), optional
-            In place of labels: what each position predicts, all of which count but those of -100.
-        num_items_in_batch : int or tensor, optional
-            Divide the sum of the losses by this in place of the number of targets that count: the exact mean where
-            gradients of several batches are accumulated. Hugging Face's Trainer counts all labels but -100 and each
-            row's first, so make those -100 that do not count here: padding's, and the first of each document.
+        See `tmm_core.lm.loss` for the parameters, tensors (b, n), and what is raised; in compiled code, and on other
+        devices than the CPU, rows with a bad mask or segment ids become NaN.
 
         Returns
         -------
         dict
-            `logits`, (b, n, vocab_size), and with labels or targets `loss`, () in float32 or above, NaN if none counts.
-
-        Raises
-        ------
-        TypeError
-            If tokens, labels, targets or segment ids are no tensors of integers.
-        ValueError
-            If a token or label is outside the vocabulary; shapes differ; a document is longer than the position bias;
-            labels and targets are both given; the mask has a hole or a row without tokens, or segment ids go back (in
-            compiled code, and on other devices than the CPU, such rows become NaN).
-
-        Notes
-        -----
-        A row's logits do not depend on what it is batched or packed with. Other engines than Numba's take
-        about four times as long to mix with a mask, so pass none where nothing is padded.
+            `logits`, (b, n, vocab_size), and `loss`, () in float32 or above: the mean of what counts, NaN if nothing
+            does.
         """
         input_ids, attention_mask = self.checked_tokens(input_ids, attention_mask)
         if input_ids.ndim != 2:
@@ -226,7 +191,9 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
             logits = torch.where(refused[..., None], torch.nan, logits)
         if targets is None:
             return {"logits": logits}
-        return {"loss": _cross_entropy(logits, targets, num_items_in_batch), "logits": logits}
+        wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        loss = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=lm.IGNORED)
+        return {"loss": loss, "logits": logits}
 
     def residual_stream(self, input_ids: Tensor, documents: Tensor | None = None, *, mix: Mix | None = None) -> Tensor:
         """Return what comes out of the last block, (b, n, d), or (b, d) where `mix` takes the next of a stream."""
@@ -274,11 +241,3 @@ def _filters(config: TMMConfig) -> tuple[nn.Parameter, nn.Parameter | None]:
 def _norm(config: TMMConfig) -> nn.Module:
     """Return the configured norm; RMSNorm's own eps is the machine epsilon."""
     return nn.RMSNorm(config.d_model) if config.norm == "rms" else nn.LayerNorm(config.d_model, eps=1e-5)
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-    """Return the mean cross-entropy of the targets that count."""
-    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    reduction = "mean" if num_items_in_batch is None else "sum"
-    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=lm.IGNORED, reduction=reduction)
-    return loss if num_items_in_batch is None else loss / num_items_in_batch
