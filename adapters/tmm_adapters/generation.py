@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from tmm_core import TMMConfig
 from tmm_core.errors import InputError
 
-__all__ = ["ContextFullError", "check_sampling", "longest_text"]
+__all__ = ["DEFAULT_SAMPLING", "ContextFullError", "Sampling", "check_prompts", "longest_text"]
 
 
 class ContextFullError(InputError):
@@ -16,8 +17,8 @@ class ContextFullError(InputError):
 
     Attributes
     ----------
-    tokens : array of integers, as `generate` returns them
-        All rows' tokens so far.
+    tokens : array of integers, as `generate` returns them, and (b, n) from `new_tokens`
+        The prompts and all new tokens so far.
     """
 
     def __init__(self, max_len: float, tokens: Any) -> None:
@@ -39,27 +40,41 @@ def longest_text(config: TMMConfig) -> float:
     return config.max_len if config.position_bias and config.n_layers else math.inf
 
 
-def check_sampling(
-    shape: tuple[int, ...],
-    max_new_tokens: int,
-    vocab_size: int,
-    *,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-    stop_token: int | None,
-) -> None:
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are sampled.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of its range.
+    """
+
+    temperature: float = 0.8
+    """Divides the logits; 0 takes the likeliest token each time."""
+    top_k: int | None = None
+    """Sample from this many tokens, the likeliest."""
+    top_p: float = 0.95
+    """Sample from the fewest tokens that together have this probability."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        in_range = self.temperature >= 0 and 0 < self.top_p <= 1  # NaN is refused as well
+        if not in_range or (self.top_k is not None and self.top_k < 1):
+            raise InputError(f"expected temperature >= 0, top_k >= 1 and 0 < top_p <= 1, got {self}")
+
+
+DEFAULT_SAMPLING = Sampling()
+
+
+def check_prompts(shape: tuple[int, ...], max_new_tokens: int, vocab_size: int, stop_token: int | None) -> None:
     """Refuse what generation cannot do, given the shape of the prompts."""
     if len(shape) != 2 or math.prod(shape) == 0:
         raise InputError(
             f"input_ids must be sequences with a token or more, (n,) or (b, n), got {tuple(shape)}: "
             "start from the end-of-text token where there is no prompt"
         )
-    in_range = max_new_tokens >= 0 and temperature >= 0 and 0 < top_p <= 1  # NaN is refused as well
-    if not in_range or (top_k is not None and top_k < 1):
-        raise InputError(
-            f"expected max_new_tokens >= 0, temperature >= 0, top_k >= 1 and 0 < top_p <= 1, got {max_new_tokens=}, "
-            f"{temperature=}, {top_k=} and {top_p=}"
-        )
+    if max_new_tokens < 0:
+        raise InputError(f"expected max_new_tokens >= 0, got {max_new_tokens}")
     if stop_token is not None and not 0 <= stop_token < vocab_size:
         raise InputError(f"stop_token {stop_token} is outside the vocabulary of {vocab_size} tokens")

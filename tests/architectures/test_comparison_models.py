@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tmm_adapters.generation import ContextFullError
+from tmm_adapters.generation import ContextFullError, Sampling
 from tmm_core import TMMConfig, lm
 from tmm_core.errors import InputError, InputTypeError
 from tmm_lab.architectures.hyena import Hyena, HyenaTuned
@@ -15,6 +15,7 @@ from tmm_lab.architectures.mamba2 import Mamba2
 from tmm_lab.architectures.masked_mixer import MaskedMixer
 from tmm_lab.architectures.window import Window
 
+GREEDY = Sampling(0)
 SMALL = {"vocab_size": 50, "max_len": 40, "d_model": 32, "n_layers": 2}
 
 # An architecture, and what a small model of it has besides its size.
@@ -283,7 +284,7 @@ def test_what_a_row_writes_does_not_depend_on_the_others(model, ids):
     together = written(ids, mask)
     assert together.shape == (3, 6)
     torch.testing.assert_close(written(ids[:1, 9:], None), together[:1])
-    greedy = torch.stack(list(model.new_tokens(ids[2:, :-4], 2, temperature=0)), dim=1)
+    greedy = torch.stack(list(model.new_tokens(ids[2:, :-4], 2, GREEDY)), dim=1)
     likeliest = model(ids[2:, :-4])["logits"][:, -1].argmax(-1)
     assert torch.equal(greedy[:, 0], likeliest)
 
@@ -294,14 +295,14 @@ def test_a_row_ends_with_the_positions_and_leaves_the_others_alone(architecture,
     mask = torch.ones_like(ids)
     mask[0, :9] = 0  # 24, 33 and 33 tokens, of 40
     rows = [ids[:1, 9:], ids[1:2], ids[2:]]
-    together = torch.stack(list(model.new_tokens(ids, 20, attention_mask=mask, temperature=0, end_where_full=True)), 1)
+    together = torch.stack(list(model.new_tokens(ids, 20, GREEDY, attention_mask=mask, end_where_full=True)), 1)
     assert together.shape == (3, 17)  # the last token of a text needs no position
     for row, room in enumerate((17, 8, 8)):
-        alone = torch.stack(list(model.new_tokens(rows[row], room, temperature=0)), dim=1)
+        alone = torch.stack(list(model.new_tokens(rows[row], room, GREEDY)), dim=1)
         assert torch.equal(together[row, :room], alone[0])
     assert not bool(together[1:, 8:].any())
     with pytest.raises(ContextFullError, match="ends at max_len=40"):
-        list(model.new_tokens(ids, 20, temperature=0))
+        list(model.new_tokens(ids, 20, GREEDY))
 
 
 # Bad input

@@ -10,7 +10,7 @@ from support.frameworks import MODELS, variants
 from support.model_variants import VARIANTS, random_ids, random_params
 from support.requirements import import_or_skip
 
-from tmm_adapters.generation import ContextFullError
+from tmm_adapters.generation import ContextFullError, Sampling
 from tmm_core import lm
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -126,7 +126,7 @@ def test_interleaved_texts_do_not_disturb_each_other(framework):
     model, prompt = framework(ENDLESS), random_ids(ENDLESS, (2, 3))
 
     def text(row):
-        return model.new_tokens(prompt[[row]], 24, seed=row, temperature=2.0)
+        return model.new_tokens(prompt[[row]], 24, Sampling(2.0), seed=row)
 
     lone = [np.concatenate(list(text(row)), axis=1) for row in (0, 1)]
     first, second = text(0), text(1)
@@ -172,8 +172,17 @@ def test_generation_stops_clearly_where_the_position_bias_ends(framework):
     assert tuple(caught.value.tokens.shape) == (13,)
     mask = np.ones((2, 10), int)
     mask[1, :9] = 0
-    pieces = list(model.new_tokens(prompt, 10**12, mask, end_where_full=True))
+    pieces = list(model.new_tokens(prompt, 10**12, mask=mask, end_where_full=True))
     assert sum(piece.shape[1] for piece in pieces) == 12  # as many as the shorter prompt has place for
+
+
+def test_an_error_where_texts_end_has_all_tokens_that_were_yielded(framework):
+    model, prompt = framework(HEADS), random_ids(HEADS, (2, 10))
+    tokens = [prompt]
+    with pytest.raises(ContextFullError) as caught:
+        tokens.extend(model.new_tokens(prompt, 5, Sampling(0)))
+    assert np.array_equal(np.asarray(caught.value.tokens), np.concatenate(tokens, axis=1))
+    assert len(tokens) > 1
 
 
 def test_rows_that_have_ended_do_not_fill_the_context_of_others(framework):

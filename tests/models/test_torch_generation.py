@@ -1,6 +1,7 @@
 """The PyTorch model one token at a time: modes and modules, precisions, parameters that change, other architectures."""
 
 import copy
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from support.model_variants import VARIANTS, random_ids, random_params
 from torch import Tensor, nn
 
+from tmm_adapters.generation import Sampling
 from tmm_adapters.torch import ContextFullError, LanguageModel
 from tmm_adapters.torch.generation import TextGeneration
 from tmm_adapters.torch.sampling import sample
@@ -142,6 +144,14 @@ def test_who_is_told_of_tokens_may_change_them(model):
     assert torch.equal(model.generate(IDS, 4, temperature=0, on_token=lambda tokens: tokens.zero_()), expected)
 
 
+def test_texts_are_those_of_the_tokens_that_a_model_of_ones_own_yields():
+    class Forever(LanguageModel):
+        def new_tokens(self, input_ids, max_new_tokens, *sampling, **options):
+            return itertools.repeat(torch.full((len(input_ids),), 7), max_new_tokens)
+
+    assert Forever(CONFIG).generate(IDS[0], 2).tolist() == [1, 2, 3, 4, 7, 7]
+
+
 @pytest.mark.parametrize("temperature", [1e-320, 1.0, 1e300, float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_draws_are_of_tokens_that_are_not_ruled_out(temperature, dtype):
@@ -151,7 +161,7 @@ def test_draws_are_of_tokens_that_are_not_ruled_out(temperature, dtype):
         for top_k, top_p in ((None, 1.0), (1, 1.0), (None, 0.5), (3, 1e-300)):
             uniform = torch.tensor([u], dtype=torch.float64)
             counts = torch.tensor([True])
-            token = sample(logits, uniform, counts=counts, temperature=temperature, top_k=top_k, top_p=top_p)
+            token = sample(logits, uniform, Sampling(temperature, top_k, top_p), counts=counts)
             assert int(token) in (0, 2)
 
 

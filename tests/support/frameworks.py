@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -117,9 +116,9 @@ class TorchModel(NumpyModel):
     def generate(self, ids: Any, n: int, mask: Any = None, seed: int = 0, **options: Any) -> Any:
         return self.module.generate(self.given(ids), n, **self._options(mask, seed, options)).numpy()
 
-    def new_tokens(self, ids: Any, n: int, mask: Any = None, seed: int = 0, **options: Any) -> Iterator[Any]:
+    def new_tokens(self, ids: Any, n: int, *sampling: Any, mask: Any = None, seed: int = 0, **options: Any) -> Any:
         """Yield new tokens (b, m), m at a time."""
-        for tokens in self.module.new_tokens(self.given(ids), n, **self._options(mask, seed, options)):
+        for tokens in self.module.new_tokens(self.given(ids), n, *sampling, **self._options(mask, seed, options)):
             yield tokens.numpy()[:, None]
 
 
@@ -145,12 +144,12 @@ class JaxModel(NumpyModel):
         options = {"attention_mask": mask, "seed": seed, **options}
         return np.asarray(self.functions.generate(self.params, ids, self.config, n, **options))
 
-    def new_tokens(self, ids: Any, n: int, mask: Any = None, seed: int = 0, **options: Any) -> Iterator[Any]:
+    def new_tokens(self, ids: Any, n: int, *sampling: Any, mask: Any = None, seed: int = 0, **options: Any) -> Any:
         """Yield new tokens (b, m), m at a time."""
         from tmm_adapters.jax.generation import new_tokens
 
         options = {"attention_mask": mask, "seed": seed, "at_a_time": 8, **options}
-        return new_tokens(self.params, ids, self.config, n, **options)
+        return new_tokens(self.params, ids, self.config, n, *sampling, **options)
 
 
 MODELS: dict[str, Any] = {"numpy": NumpyModel, "torch": TorchModel, "jax": JaxModel}

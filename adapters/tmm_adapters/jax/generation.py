@@ -1,4 +1,4 @@
-"""How the JAX language model continues texts: tokens drawn in a compiled loop over a leaf of times, tiles between.
+"""How the JAX language model continues texts: tokens sampled in a compiled loop over a leaf of times, tiles between.
 
 Lengths are rounded up to powers of two, prompts by padding before them, so that a program serves many lengths.
 """
@@ -18,10 +18,10 @@ from jax import Array, lax
 from tmm_core import TMMConfig, lm
 from tmm_core.errors import InputError
 
-from ..generation import ContextFullError, check_sampling, longest_text
+from ..generation import DEFAULT_SAMPLING, ContextFullError, Sampling, check_prompts, longest_text
 from .batches import check_batch, check_params
 from .model import Precision
-from .sampling import Sampling, key_of, parameters_of, sample, uniform
+from .sampling import StaticSampling, key_of, parameters_of, sample, uniform
 from .streaming import DecodingPlan, stream_plan
 
 __all__ = ["ContextFullError", "generate", "new_tokens"]
@@ -39,7 +39,7 @@ class LoopState(NamedTuple):
     windows: Mapping[str, Array]
     """By the names of the lags, the current leaf of each cache."""
     logits: Array
-    """(b, V): of the token to be drawn."""
+    """(b, V): of the next token."""
     ended: Array
     """(b,): rows that have ended."""
     finite: Array
@@ -96,21 +96,14 @@ def generate(
     mask = attention_mask[None] if single and attention_mask is not None else attention_mask
     prompt = input_ids[None] if single else input_ids
     taken: list[Any] = []
-
-    def whole() -> Array:
-        tokens = jnp.concatenate([jnp.asarray(prompt), *taken], axis=1)
-        return tokens[0] if single else tokens
-
     try:
         for new in new_tokens(
             params,
             prompt,
             config,
             max_new_tokens,
+            Sampling(temperature, top_k, top_p),
             attention_mask=mask,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
             seed=seed,
             stop_token=stop_token,
             at_a_time=None if on_token is None else 1,
@@ -121,9 +114,10 @@ def generate(
             if on_token is not None:
                 on_token(new[0, 0] if single else new[:, 0])
     except ContextFullError as error:
-        error.tokens = whole()
+        error.tokens = error.tokens[0] if single else error.tokens
         raise
-    return whole()
+    whole = jnp.concatenate([jnp.asarray(prompt), *taken], axis=1)
+    return whole[0] if single else whole
 
 
 def new_tokens(
@@ -131,11 +125,9 @@ def new_tokens(
     input_ids: Any,
     config: TMMConfig,
     max_new_tokens: int,
+    sampling: Sampling = DEFAULT_SAMPLING,
     *,
     attention_mask: Any = None,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    top_p: float = 0.95,
     seed: int = 0,
     stop_token: int | None = None,
     at_a_time: int | None = None,
@@ -145,15 +137,15 @@ def new_tokens(
 ) -> Iterator[Any]:
     """Yield the tokens by which `generate` continues (b, n) `input_ids`, as NumPy arrays (b, m), m of them at a time.
 
-    That many, at most `at_a_time`, are drawn without leaving the device; unless given, as many as are quickest. With
+    That many, at most `at_a_time`, are sampled without leaving the device; unless given, as many as are quickest. With
     `end_where_full` the end of the position bias ends a row, as `stop_token` does, and is no error.
     """
     check_params(params, config)
     given = {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
     batch = check_batch(given, config)
-    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop_token": stop_token}
-    check_sampling(batch["input_ids"].shape, max_new_tokens, config.vocab_size, **options)
-    sampling, key = Sampling(temperature == 0, top_k, top_p < 1, stop_token), key_of(seed)
+    check_prompts(batch["input_ids"].shape, max_new_tokens, config.vocab_size, stop_token)
+    static = StaticSampling(sampling.temperature == 0, sampling.top_k, sampling.top_p < 1, stop_token)
+    parameters, key = parameters_of(sampling), key_of(seed)
     if max_new_tokens == 0:
         return
     tokens, padding = _rounded_prompt(batch["input_ids"], batch.get("attention_mask"))
@@ -164,20 +156,20 @@ def new_tokens(
     # The last token needs no place of its own, and the shortest text has as many as the bias.
     room = int(min(max_new_tokens, limit - int(lengths.min()) + 1))
     loop = _Loop(params, config, tokens, padding, room, precision, backend)
-    parameters = parameters_of(temperature, top_p)
-    done = 0
+    taken, done = [batch["input_ids"]], 0
     while done < max_new_tokens and not loop.ended.all():
-        # The token after these is drawn from logits at a position that the bias must still have.
+        # The token after these is sampled from logits at a position that the bias must still have.
         left = limit - int(lengths[~loop.ended].max()) + 1 - done
         if left > 0:
             count = int(min(at_a_time or loop.leaf, max_new_tokens - done, left))
-            new = loop.run(count, sampling, parameters, key)
+            new = loop.run(count, static, parameters, key)
             done += new.shape[1]
+            taken.append(jnp.asarray(new))
             yield new
         elif end_where_full:
             loop.end(lengths + done > limit)
         else:
-            raise ContextFullError(limit, batch["input_ids"])
+            raise ContextFullError(limit, jnp.concatenate(taken, axis=1))
 
 
 class _Loop:
@@ -207,7 +199,7 @@ class _Loop:
         written = jnp.zeros((batch, leaf), tokens.dtype)
         self.state = LoopState(windows, logits, jnp.zeros(batch, bool), jnp.asarray(True), written)
 
-    def run(self, count: int, sampling: Sampling, parameters: Array, key: Array) -> Any:
+    def run(self, count: int, sampling: StaticSampling, parameters: Array, key: Array) -> Any:
         """Return at most `count` new tokens of each row, fewer where a leaf or all rows end."""
         at = self.done % self.leaf
         count = min(count, self.leaf - at)
@@ -242,9 +234,9 @@ class _Loop:
 @functools.partial(jax.jit, static_argnames=("sampling",), donate_argnums=1)
 def _go_on(
     plan: DecodingPlan, state: LoopState, at: Any, end: Any, begin: Any, padding: Array, parameters: Array, key: Array,
-    *, sampling: Sampling,
+    *, sampling: StaticSampling,
 ) -> tuple[Array, LoopState]:  # fmt: skip
-    """Draw tokens from entry `at` of a leaf to `end`, or until all rows have ended; the leaf is of time `begin`."""
+    """Sample tokens from entry `at` of a leaf to `end`, or until all rows have ended; the leaf is of time `begin`."""
     whole = jax.random.fold_in(jax.random.key(key[0]), key[1])
     keys = jax.vmap(functools.partial(jax.random.fold_in, whole))(jnp.arange(state.ended.shape[0]))
     fill = sampling.stop_token or 0

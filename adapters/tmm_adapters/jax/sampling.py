@@ -11,13 +11,14 @@ from jax import Array, lax
 
 from tmm_core.errors import InputError
 
+from ..generation import Sampling
 from .model import at_least_float32
 
-__all__ = ["Sampling", "key_of", "parameters_of", "sample", "uniform"]
+__all__ = ["StaticSampling", "key_of", "parameters_of", "sample", "uniform"]
 
 
-class Sampling(NamedTuple):
-    """What programs are compiled for: whether and how logits are drawn from."""
+class StaticSampling(NamedTuple):
+    """What programs are compiled for: whether and how logits are sampled from."""
 
     greedy: bool
     top_k: int | None
@@ -25,10 +26,10 @@ class Sampling(NamedTuple):
     stop_token: int | None
 
 
-def parameters_of(temperature: float, top_p: float) -> Array:
-    """Return what programs are told of sampling when they run: (2,), the temperature and the probability of top-p."""
+def parameters_of(sampling: Sampling) -> Array:
+    """Return what programs are given of sampling when they run: (2,), the temperature and the probability of top-p."""
     tiny = float(jnp.finfo("float32").tiny)  # XLA may multiply by a reciprocal, of which it makes 0 if it is smaller
-    return jnp.asarray([min(max(temperature, tiny), 1 / tiny), top_p], "float32")
+    return jnp.asarray([min(max(sampling.temperature, tiny), 1 / tiny), sampling.top_p], "float32")
 
 
 def key_of(seed: int) -> Array:
@@ -43,7 +44,7 @@ def uniform(keys: Array, step: Array) -> Array:
     return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, step)))(keys)
 
 
-def sample(logits: Array, uniform: Array | None, parameters: Array, sampling: Sampling) -> Array:
+def sample(logits: Array, uniform: Array | None, parameters: Array, sampling: StaticSampling) -> Array:
     """Return a token for each row of logits (b, V), by numbers in [0, 1); the likeliest without."""
     if uniform is None:
         return jnp.argmax(logits, axis=-1)

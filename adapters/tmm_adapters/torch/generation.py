@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tmm_core import lm
 
-from ..generation import ContextFullError, check_sampling
+from ..generation import DEFAULT_SAMPLING, ContextFullError, Sampling, check_prompts
 from .sampling import RowGenerators, sample
 
 __all__ = ["TextGeneration"]
@@ -50,6 +50,10 @@ class ContinuedModel(Protocol):
     def stream_reorder(self, state: Any, indices: Tensor, /) -> Any:
         """Return texts of the rows `indices`."""
 
+    @property
+    def new_tokens(self) -> Callable[..., Iterator[Tensor]]:
+        """What `generate` takes tokens from: `TextGeneration.new_tokens`."""
+
 
 class TextGeneration:
     """Gives a `ContinuedModel` the methods by which it continues texts."""
@@ -77,15 +81,11 @@ class TextGeneration:
             At most as many tokens are added.
         attention_mask : tensor, of the shape of `input_ids`, optional
             1 for a token and 0 for padding, before the tokens or after them.
-        temperature : float
-            Divides the logits; 0 takes the likeliest token each time.
-        top_k : int, optional
-            Draw from as many tokens, the likeliest.
-        top_p : float
-            Draw from the fewest tokens that together have this probability.
+        temperature, top_k, top_p
+            As in `tmm_adapters.generation.Sampling`.
         generator : torch.Generator, optional
-            The source of chance; torch's own by default. Each row draws from a generator of its own, seeded from this
-            one in the order of the rows, so what a row draws does not depend on the others.
+            The source of random numbers; torch's own by default. Each row has a generator of its own, seeded from this
+            one in the order of the rows, so what is sampled for a row does not depend on the others.
         stop_token : int, optional
             Ends a row, and fills it from there on; when all rows have ended, generation does.
         on_token : callable, optional
@@ -115,14 +115,11 @@ class TextGeneration:
         mask = attention_mask[None] if single and attention_mask is not None else attention_mask
         taken: list[Tensor] = []
         try:
-            for tokens in TextGeneration.new_tokens(
-                self,
+            for tokens in self.new_tokens(
                 prompt,
                 max_new_tokens,
+                Sampling(temperature, top_k, top_p),
                 attention_mask=mask,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
                 generator=generator,
                 stop_token=stop_token,
             ):
@@ -139,11 +136,9 @@ class TextGeneration:
         self: ContinuedModel,
         input_ids: Tensor,
         max_new_tokens: int,
+        sampling: Sampling = DEFAULT_SAMPLING,
         *,
         attention_mask: Tensor | None = None,
-        temperature: float = 0.8,
-        top_k: int | None = None,
-        top_p: float = 0.95,
         generator: torch.Generator | None = None,
         stop_token: int | None = None,
         end_where_full: bool = False,
@@ -153,11 +148,10 @@ class TextGeneration:
         With `end_where_full` the end of the position bias ends a row, as `stop_token` does, and is no error.
         """
         input_ids, attention_mask = self.checked_tokens(input_ids, attention_mask)
-        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        check_sampling(tuple(input_ids.shape), max_new_tokens, self.vocab_size, **options, stop_token=stop_token)
+        check_prompts(tuple(input_ids.shape), max_new_tokens, self.vocab_size, stop_token)
         limit, taken = self.longest_text, [input_ids]
         rows = _Rows(self, input_ids, attention_mask)
-        generators = None if temperature == 0 else RowGenerators(generator, len(input_ids), input_ids.device)
+        generators = None if sampling.temperature == 0 else RowGenerators(generator, len(input_ids), input_ids.device)
         for count in range(max_new_tokens):
             full = rows.lengths + count > limit
             if bool((rows.active & full).any()) and not (end_where_full and count):
@@ -171,11 +165,11 @@ class TextGeneration:
             else:
                 logits = rows.step(taken[-1][:, 0], full)
             uniform = None if generators is None else generators.uniform(count)
-            tokens = rows.sample(logits, uniform, stop_token or 0, options)
+            tokens = rows.sample(logits, uniform, stop_token or 0, sampling)
             if stop_token is not None:
                 rows.end((tokens == stop_token).cpu())
             taken.append(tokens[:, None])
-            yield tokens.clone()  # which who takes it may change
+            yield tokens.clone()  # the caller may change it
 
 
 class _Rows:
@@ -220,10 +214,10 @@ class _Rows:
         logits, self._state = self._model.stream_step(self._plan, self._state, tokens)
         return logits
 
-    def sample(self, logits: Tensor, uniform: Tensor | None, fill: int, options: dict[str, Any]) -> Tensor:
+    def sample(self, logits: Tensor, uniform: Tensor | None, fill: int, sampling: Sampling) -> Tensor:
         """Return a token (b,) for each row, `fill` for those that have ended."""
         streamed = self._streamed.to(logits.device)
         chosen = None if uniform is None else uniform[streamed]
         tokens = torch.full(self.active.shape, fill, device=logits.device)
-        tokens[streamed] = sample(logits, chosen, counts=self.active[self._streamed], **options)
+        tokens[streamed] = sample(logits, chosen, sampling, counts=self.active[self._streamed])
         return torch.where(self.active.to(logits.device), tokens, fill)

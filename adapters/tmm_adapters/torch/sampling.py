@@ -7,6 +7,8 @@ from torch import Tensor
 
 from tmm_core.errors import InputError
 
+from ..generation import Sampling
+
 __all__ = ["RowGenerators", "sample"]
 
 _AT_A_TIME = 64
@@ -26,7 +28,7 @@ class RowGenerators:
     """
 
     def __init__(self, generator: torch.Generator | None, rows: int, device: torch.device) -> None:
-        """Draw the seeds."""
+        """Sample the seeds."""
         home = "cpu" if generator is None else generator.device
         seeds = [int(torch.randint(1 << 62, (), generator=generator, device=home)) for _ in range(rows)]
         self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
@@ -45,9 +47,7 @@ class RowGenerators:
         return self._block[:, step % _AT_A_TIME]
 
 
-def sample(
-    logits: Tensor, uniform: Tensor | None, *, counts: Tensor, temperature: float, top_k: int | None, top_p: float
-) -> Tensor:
+def sample(logits: Tensor, uniform: Tensor | None, sampling: Sampling, *, counts: Tensor) -> Tensor:
     """Return a token for each row of logits (b, V).
 
     Parameters
@@ -58,14 +58,13 @@ def sample(
         Numbers in [0, 1) that choose; None takes the likeliest.
     counts : tensor of bool, (b,), on the CPU
         Rows whose logits must be finite.
-    temperature, top_k, top_p
-        As in `LanguageModel.generate`.
     """
     top = logits.max(dim=-1, keepdim=True).values
     if not bool(top.isfinite().cpu()[counts].all()):
         raise InputError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
     if uniform is None:
         return logits.argmax(dim=-1)
+    temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
     wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
     logits = (logits.to(wide) - top.to(wide)).float()  # however small the temperature, the likeliest stays finite
     finite = torch.finfo(torch.float32)

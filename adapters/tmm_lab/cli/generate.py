@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tmm_adapters.generation import Sampling
 from tmm_core.errors import InputError, MissingFileError
 
 from .fields import as_text
@@ -90,10 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
             tokenizer,
             prompts,
             arguments.tokens,
+            Sampling(arguments.temperature, arguments.top_k, arguments.top_p),
             seed=arguments.seed,
-            temperature=arguments.temperature,
-            top_k=arguments.top_k,
-            top_p=arguments.top_p,
             on_text=on_text,
         )
         begin(len(prompts))

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tmm_adapters.generation import DEFAULT_SAMPLING, Sampling
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_core.errors import InputError
 
@@ -56,17 +57,15 @@ class Model(Protocol):
         self,
         prompts: Sequence[Sequence[int]],
         n_tokens: int,
+        sampling: Sampling,
         *,
         stop_token: int,
         seed: int,
-        temperature: float,
-        top_k: int | None,
-        top_p: float,
     ) -> Generator[list[int]]:
-        """Yield up to `n_tokens` times the next token of each prompt, as they are drawn.
+        """Yield up to `n_tokens` times the next token of each prompt, as they are sampled.
 
-        A row ends with `stop_token`, or where its longest text does, and is filled with it from there on. What a row
-        draws depends on the seed and on the rows before it, not on what any other holds.
+        A row ends with `stop_token`, or where its longest text does, and is filled with it from there on. What is
+        sampled for a row depends on the seed and on the rows before it, not on what any other holds.
         """
 
 
@@ -153,11 +152,9 @@ class Writing:
         return sum(max(0, row.n_tokens - 1) for row in self.written)
 
 
-def continuation(
-    model: Model, tokenizer: Tokenizer, prompt: str, n_tokens: int, *, seed: int, temperature: float = 0.8
-) -> tuple[str, int]:
+def continuation(model: Model, tokenizer: Tokenizer, prompt: str, n_tokens: int, *, seed: int) -> tuple[str, int]:
     """Let the model continue one prompt; return the text and how many tokens it took; see `continuations`."""
-    written = continuations(model, tokenizer, [prompt], n_tokens, seed=seed, temperature=temperature).written[0]
+    written = continuations(model, tokenizer, [prompt], n_tokens, DEFAULT_SAMPLING, seed=seed).written[0]
     return written.text, written.n_tokens
 
 
@@ -166,11 +163,9 @@ def continuations(
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     n_tokens: int,
+    sampling: Sampling,
     *,
     seed: int,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    top_p: float = 0.95,
     on_text: Callable[[int, str], None] | None = None,
 ) -> Writing:
     """Let the model continue prompts, all at once.
@@ -181,10 +176,10 @@ def continuations(
         Where to begin; put after an end-of-text, as documents are in training.
     n_tokens : int
         At most as many tokens are written after each; fewer where a text ends or the context is full.
+    sampling : Sampling
+        How tokens are sampled.
     seed : int
         Of a generator of its own: nothing else that is random is disturbed.
-    temperature, top_k, top_p
-        As in `tmm_adapters.torch.LanguageModel.generate`.
     on_text : callable, optional
         Called with the number of a prompt and a piece of text, as soon as it is readable: those of the first prompt
         until it has ended, then what has come of the second meanwhile, and so on.
@@ -202,15 +197,8 @@ def continuations(
     result = Writing([Written() for _ in rows], sum(map(len, rows)))
     rooms = [model.longest_text - len(ids) + 1 for ids in rows]  # the last token needs no place of its own
     begin = time.perf_counter()
-    steps = model.continued(
-        rows,
-        int(min(n_tokens, max(rooms))),
-        stop_token=tokenizer.end_of_text,
-        seed=seed,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )
+    room = int(min(n_tokens, max(rooms)))
+    steps = model.continued(rows, room, sampling, stop_token=tokenizer.end_of_text, seed=seed)
     waiting: list[deque[int]] = [deque() for _ in rows]
 
     def tokens_of(row: int) -> Iterator[int]:

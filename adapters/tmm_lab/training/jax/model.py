@@ -14,6 +14,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from tmm_adapters.architecture import JaxFunctions, ModelConfig, get_architecture
+from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import load_params
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_core import chosen_backend
@@ -85,12 +86,10 @@ class JaxModel:
         self,
         prompts: Sequence[Sequence[int]],
         n_tokens: int,
+        sampling: Sampling,
         *,
         stop_token: int,
         seed: int,
-        temperature: float,
-        top_k: int | None,
-        top_p: float,
     ) -> Generator[list[int]]:
         """Yield up to `n_tokens` times the next token of each prompt; see `measure.Model`."""
         # What devices share whole is on the first of them, and a few sequences are not worth sharing.
@@ -103,10 +102,8 @@ class JaxModel:
             ids,
             self._config,
             n_tokens,
+            sampling=sampling,
             attention_mask=mask,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
             seed=seed % (1 << 64),
             stop_token=stop_token,
             at_a_time=_AT_A_TIME,

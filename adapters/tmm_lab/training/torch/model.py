@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tmm_adapters.architecture import ModelConfig, get_architecture
+from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import load_model, read_config
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_core.lm import IGNORED
@@ -51,12 +52,10 @@ class TorchModel:
         self,
         prompts: Sequence[Sequence[int]],
         n_tokens: int,
+        sampling: Sampling,
         *,
         stop_token: int,
         seed: int,
-        temperature: float,
-        top_k: int | None,
-        top_p: float,
     ) -> Generator[list[int]]:
         """Yield up to `n_tokens` times the next token of each prompt; see `measure.Model`."""
         device = next(self.model.parameters()).device
@@ -66,10 +65,8 @@ class TorchModel:
         for tokens in self.model.new_tokens(
             ids,
             n_tokens,
+            sampling=sampling,
             attention_mask=mask,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
             generator=torch.Generator().manual_seed(seed),
             stop_token=stop_token,
             end_where_full=True,
