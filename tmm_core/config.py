@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -98,6 +99,11 @@ class TMMConfig(Configuration):
     def lags(self) -> int:
         """Lags of each filter."""
         return self.max_len if self.n_lags is None else self.n_lags
+
+    @property
+    def longest_text(self) -> float:
+        """Tokens that a text can have: the positions of the position bias, or infinity without one."""
+        return self.max_len if self.position_bias and self.n_layers else math.inf
 
     @property
     def mlp_width(self) -> int:

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tmm_core import TMMConfig
 from tmm_core.errors import InputError
 
-__all__ = ["DEFAULT_SAMPLING", "ContextFullError", "Sampling", "check_prompts", "longest_text"]
+__all__ = ["DEFAULT_SAMPLING", "ContextFullError", "Sampling", "check_prompts"]
 
 
 class ContextFullError(InputError):
@@ -33,11 +32,6 @@ class ContextFullError(InputError):
     def __reduce__(self) -> tuple[type[ContextFullError], tuple[float, Any]]:
         """Be pickled by what it is made of, not by the message."""
         return type(self), (self.max_len, self.tokens)
-
-
-def longest_text(config: TMMConfig) -> float:
-    """Return how many tokens a text can have: those of the position bias, or infinity without one."""
-    return config.max_len if config.position_bias and config.n_layers else math.inf
 
 
 @dataclass(frozen=True)

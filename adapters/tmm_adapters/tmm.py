@@ -10,7 +10,6 @@ from tmm_core import TMMConfig, lm
 from tmm_core.config import PRESETS
 
 from .architecture import Architecture, Heatmap, JaxFunctions
-from .generation import longest_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +51,7 @@ class TMM(Architecture[TMMConfig]):
 
     def longest_text(self, config: TMMConfig) -> float:
         """Return the positions of the position bias, or infinity without one."""
-        return longest_text(config)
+        return config.longest_text
 
     def decayed_names(self, config: TMMConfig, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
         """Return the weights of linear maps."""

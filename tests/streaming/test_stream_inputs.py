@@ -38,6 +38,24 @@ def test_padding_and_rows_may_be_integers_of_every_width(library):
         assert np.allclose(np.asarray(last)[0], alone[-1])
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_rows_are_chosen_by_indices_of_any_library(library):
+    asarray, order = LIBRARIES[library], np.asarray([1, 0, 0])
+    plan = tmm_core.stream_plan(asarray(random(2, 4)), N)
+    _, state = tmm_core.stream_prefill(plan, tmm_core.stream_init(plan, (2,), 4), asarray(random(2, 3, 4)))
+    model = lm.stream_plan({name: asarray(p) for name, p in PARAMS.items()}, CONFIG, 8)
+    _, text = lm.stream_prefill(model, lm.stream_init(model, 2), asarray(IDS))
+    chosen = [
+        (
+            tmm_core.stream_step(plan, tmm_core.stream_reorder(state, indices), asarray(np.ones((3, 4))))[0],
+            lm.stream_step(model, lm.stream_reorder(text, indices), asarray(np.zeros(3, int)))[0],
+        )
+        for indices in (order, asarray(order))
+    ]
+    for ours, theirs in zip(*chosen, strict=True):
+        assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+
+
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_tensors_that_are_not_what_their_memory_holds(backend):
     w, z = torch.from_numpy(random(2, 4)), torch.from_numpy(random(8) + 1j)[:4]

@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat as compat
 
 from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import device_of, values_known
+from .._arrays.properties import as_integers, device_of, values_known, values_within_reach
 from .._definition.masks import check_ordered
 from ..errors import InputError, InputTypeError
 
@@ -20,6 +20,7 @@ __all__ = [
     "check_filter",
     "check_heads",
     "check_method",
+    "check_rows",
     "check_segments",
     "check_signal",
 ]
@@ -105,6 +106,18 @@ def check_method(method: str) -> None:
     """Refuse a way of computing that there is not."""
     if method not in ("auto", "direct"):
         raise InputError(f"method must be 'auto' or 'direct', and is {method!r}")
+
+
+def check_rows(indices: Array, count: int) -> Array:
+    """Return numbers of a batch's `count` rows, arrays of any library, as integers that hold all of them."""
+    xp, (indices,) = check_arrays(indices=indices)
+    if not xp.isdtype(indices.dtype, "integral"):
+        raise InputTypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
+    integers: Array = as_integers(indices)
+    outside = xp.any((integers < 0) | (integers >= count))
+    if values_within_reach(outside) and bool(outside):
+        raise InputError(f"indices must be rows of the batch, 0 to {count - 1}")
+    return integers
 
 
 def check_count(name: str, value: int, least: int) -> int:

@@ -11,7 +11,7 @@ from .decoding import (
     stream_step,
 )
 from .documents import IGNORED, documents_of, left_padded, next_token_targets, refused_rows, targets_of
-from .model import bias_of, forward, loss
+from .model import bias_of, check_vocabulary, forward, loss
 from .parameters import check_params, decayed_names, flops_per_token, frozen_names, init_params, parameter_shapes
 from .plans import DecodingPlan, DecodingState, Filter, Mix, StreamedModel
 
@@ -24,6 +24,7 @@ __all__ = [
     "StreamedModel",
     "bias_of",
     "check_params",
+    "check_vocabulary",
     "decayed_names",
     "documents_of",
     "filters_of",

@@ -9,9 +9,9 @@ from typing import Any
 from .._arrays.exchange import Array, is_traced, namespace_of
 from .._arrays.properties import nan_where, values_within_reach
 from .._definition.streaming import indices_like, no_room, other_plan
-from .._dispatch.checks import check_count
+from .._dispatch.checks import check_count, check_rows
 from ..config import TMMConfig
-from ..errors import InputError, InputTypeError
+from ..errors import InputError
 from . import model as lm
 from .documents import documents_of, left_padded, refused_rows
 from .parameters import check_params
@@ -219,7 +219,7 @@ def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
     ----------
     state : DecodingState
         A stream, which stays as it is.
-    indices : array of integers, (other_b,)
+    indices : array of integers, (other_b,), of any library
         Rows of the batch, in any order and number.
 
     Returns
@@ -234,14 +234,9 @@ def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
     ValueError
         If there is no such row, or the shape is another.
     """
-    xp = namespace_of(indices)  # refuses what is no array
-    if not xp.isdtype(indices.dtype, "integral"):
-        raise InputTypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
+    indices = check_rows(indices, state.batch_size)
     if indices.ndim != 1:
         raise InputError(f"indices must be (b,), rows of the batch, and have the shape {tuple(indices.shape)}")
-    outside = xp.any((indices < 0) | (indices >= state.batch_size))
-    if values_within_reach(outside) and bool(outside):
-        raise InputError(f"indices must be rows of the batch, 0 to {state.batch_size - 1}")
 
     def rows(a: Array) -> Array:
         return namespace_of(a).take(a, indices_like(indices, a), axis=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import ModuleType
+from typing import Literal
 
 from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import as_integers, nan_where, result_dtype_name, values_known
@@ -20,7 +21,7 @@ from .documents import IGNORED, documents_of, refused_rows, targets_of
 from .parameters import check_params
 from .plans import Mix
 
-__all__ = ["bias_of", "forward", "loss"]
+__all__ = ["bias_of", "check_vocabulary", "forward", "loss"]
 
 Params = Mapping[str, Array]
 # The machine epsilon by name, for NumPy does not know that of bfloat16.
@@ -153,7 +154,8 @@ def loss(
     logits = forward(params, input_ids, config, attention_mask=attention_mask, segment_ids=segment_ids, backend=backend)
     logits = float32_at_least(xp, logits)
     counts = wanted != IGNORED
-    known = _in_vocabulary(xp, xp.where(counts, wanted, xp.zeros_like(wanted)), config.vocab_size, "label")
+    check_vocabulary("label", wanted, config.vocab_size)
+    known = _in_vocabulary(wanted, config.vocab_size)
     top = xp.max(logits, axis=-1, keepdims=True)
     log_total = xp.log(xp.sum(xp.exp(logits - top), axis=-1)) + top[..., 0]
     ids = xp.cumulative_sum(xp.ones_like(logits[..., :1, :]), axis=-1) - 1  # 0, 1, … on the right device
@@ -168,6 +170,7 @@ def loss(
 def blocks(params: Params, input_ids: Array, config: TMMConfig, mix: Mix) -> Array:
     """Return the residual stream of tokens, (..., d), after the last block."""
     xp = namespace_of(*params.values(), input_ids)
+    check_vocabulary("token", input_ids, config.vocab_size)
     x = _embed(xp, params["embed.weight"], input_ids)
     mlp_first = config.order == "mlp_first"
     for i in range(config.n_layers):
@@ -196,7 +199,7 @@ def bias_of(name: str) -> str:
 
 
 def _embed(xp: ModuleType, table: Array, ids: Array) -> Array:
-    known = _in_vocabulary(xp, ids, table.shape[0], "token")
+    known = _in_vocabulary(ids, table.shape[0])
     safe = xp.where(known, ids, xp.zeros_like(ids))
     rows = xp.reshape(xp.take(table, xp.reshape(safe, (-1,)), axis=0), (*ids.shape, table.shape[1]))
     return xp.where(known[..., None], rows, xp.full_like(rows, math.nan))
@@ -262,13 +265,19 @@ def as_ids(xp: ModuleType, ids: Array, what: str) -> Array:
     return integers
 
 
-def _in_vocabulary(xp: ModuleType, ids: Array, size: int, what: str) -> Array:
-    """Return which ids are of the vocabulary; where values are known, refuse those that are not."""
-    known = (ids >= 0) & (ids < size)
-    if values_known(ids) and not bool(xp.all(known)):
-        least, most = int(xp.min(ids)), int(xp.max(ids))
+def check_vocabulary(what: Literal["token", "label"], ids: Array, size: int) -> None:
+    """Refuse tokens, or labels other than -100, outside a vocabulary, where their values are known."""
+    if not values_known(ids):
+        return
+    xp = namespace_of(ids)
+    ids = ids if what == "token" else xp.where(ids == IGNORED, xp.zeros_like(ids), ids)
+    least, most = (int(xp.min(ids)), int(xp.max(ids))) if math.prod(ids.shape) else (0, 0)
+    if least < 0 or most >= size:
         raise InputError(
             f"{what} {least if least < 0 else most} is outside the vocabulary of {size} tokens (0 to {size - 1}): "
             "were the text and the model made with the same tokenizer?"
         )
-    return known
+
+
+def _in_vocabulary(ids: Array, size: int) -> Array:
+    return (ids >= 0) & (ids < size)

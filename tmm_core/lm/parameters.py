@@ -123,7 +123,7 @@ def init_params(config: TMMConfig, rng: np.random.Generator) -> dict[str, Array]
     config : TMMConfig
         The model.
     rng : numpy.random.Generator
-        The only source of chance.
+        The only source of random numbers.
 
     Returns
     -------

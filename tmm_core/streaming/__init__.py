@@ -12,7 +12,7 @@ from .._arrays.exchange import Array, is_traced, namespace_of
 from .._arrays.properties import as_integers, device_of, is_real, result_dtype_name, values_within_reach
 from .._definition.streaming import StreamState, other_plan
 from .._dispatch import choice
-from .._dispatch.checks import check_arrays, check_count, check_filter, check_heads
+from .._dispatch.checks import check_arrays, check_count, check_filter, check_heads, check_rows
 from ..errors import InputError, InputTypeError
 from ..mixing import check_bias_heads, lags_of, running_sums
 from ._plans import StreamPlan
@@ -312,7 +312,7 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     ----------
     state : StreamState
         A stream, which stays as it is.
-    indices : array of integers, (*other_batch)
+    indices : array of integers, (*other_batch), of any library
         Rows of the flattened batch.
 
     Returns
@@ -323,7 +323,7 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     Raises
     ------
     TypeError
-        If indices are no integers of x's library.
+        If indices are no array of integers.
     ValueError
         If there is no such row.
 
@@ -334,11 +334,6 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     >>> stream_reorder(state, np.asarray([1, 1, 0])).shape
     (3, 4)
     """
-    xp, (indices, _) = check_arrays(indices=indices, **{"the plan's w": state.plan.lags})
-    if not xp.isdtype(indices.dtype, "integral"):
-        raise InputTypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
-    indices, count = as_integers(indices), state.rows[0]
-    outside = xp.any((indices < 0) | (indices >= count))
-    if values_within_reach(outside) and bool(outside):
-        raise InputError(f"indices must be rows of the batch, 0 to {count - 1}")
-    return state.steps.select(state, xp.reshape(indices, (-1,)), (*indices.shape, state.shape[-1]))
+    indices = check_rows(indices, state.rows[0])
+    flat = namespace_of(indices).reshape(indices, (-1,))
+    return state.steps.select(state, flat, (*indices.shape, state.shape[-1]))

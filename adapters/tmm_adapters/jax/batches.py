@@ -8,7 +8,7 @@ look at them is to wait for them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -82,8 +82,8 @@ def _check_kind(name: str, array: Any) -> None:
 def _check_values(known: Mapping[str, Any], config: TMMConfig) -> None:
     for name, counted in (("input_ids", slice(None)), ("labels", slice(1, None)), ("targets", slice(None))):
         if name in known:
-            ids = known[name][..., counted]
-            _check_vocabulary(name, ids if name == "input_ids" else ids[ids != lm.IGNORED], config.vocab_size)
+            what: Literal["token", "label"] = "token" if name == "input_ids" else "label"
+            lm.check_vocabulary(what, known[name][..., counted], config.vocab_size)
     masks = [known.get(name) for name in ("attention_mask", "segment_ids")]
     shaped = next((mask for mask in masks if mask is not None), None)
     if shaped is not None:
@@ -95,13 +95,3 @@ def _at_hand(array: Any) -> bool:
     if isinstance(array, jax.core.Tracer):
         return False
     return isinstance(array, np.ndarray) or all(device.platform == "cpu" for device in array.devices())
-
-
-def _check_vocabulary(name: str, ids: Any, vocab_size: int) -> None:
-    least, most = (int(ids.min()), int(ids.max())) if ids.size > 0 else (0, 0)
-    if least < 0 or most >= vocab_size:
-        what = "token" if name == "input_ids" else "label"
-        raise InputError(
-            f"{what} {least if least < 0 else most} is outside the vocabulary of {vocab_size} tokens: "
-            "were the text and the model made with the same tokenizer?"
-        )

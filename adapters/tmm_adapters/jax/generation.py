@@ -18,7 +18,7 @@ from jax import Array, lax
 from tmm_core import TMMConfig, lm
 from tmm_core.errors import InputError
 
-from ..generation import DEFAULT_SAMPLING, ContextFullError, Sampling, check_prompts, longest_text
+from ..generation import DEFAULT_SAMPLING, ContextFullError, Sampling, check_prompts
 from .batches import check_batch, check_params
 from .model import Precision
 from .sampling import StaticSampling, key_of, parameters_of, sample, uniform
@@ -150,7 +150,7 @@ def new_tokens(
         return
     tokens, padding = _rounded_prompt(batch["input_ids"], batch.get("attention_mask"))
     lengths = tokens.shape[1] - np.asarray(padding)
-    limit = longest_text(config)
+    limit = config.longest_text
     if lengths.max() > limit:
         raise ContextFullError(limit, batch["input_ids"])
     # The last token needs no place of its own, and the shortest text has as many as the bias.

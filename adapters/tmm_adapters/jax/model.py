@@ -96,7 +96,7 @@ def init(config: TMMConfig, seed: int = 0) -> dict[str, Array]:
     config : TMMConfig
         The model.
     seed : int
-        Of the only source of chance, a NumPy generator.
+        Of a NumPy generator.
 
     Examples
     --------

@@ -39,7 +39,7 @@ def optimizer(
     config : TMMConfig
         The model: its frozen parameters have no state, and only the weights of linear maps decay.
     learning_rate : float
-        The peak; `train_step` is told the share of it that a step takes.
+        The peak; a step takes the share of it that `train_step` is given.
     weight_decay, beta1, beta2, clip : float
         As in `TrainingOptions`: `clip` is the largest norm of the gradient, and 0 does not clip.
 
@@ -147,8 +147,8 @@ def _train_step(
     count = jnp.sum(targets != lm.IGNORED)
 
     def share_of_loss(trained: Any, rows: Any) -> Array:
-        told = {name: rows[name] for name in ("attention_mask", "segment_ids") if name in rows}
-        logits = apply({**params, **trained}, rows["input_ids"], config, **told, **options._asdict())
+        masks = {name: rows[name] for name in ("attention_mask", "segment_ids") if name in rows}
+        logits = apply({**params, **trained}, rows["input_ids"], config, **masks, **options._asdict())
         return cross_entropy(logits, rows["targets"]) / count
 
     def add(total: Any, rows: Any) -> Any:

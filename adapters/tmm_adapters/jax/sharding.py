@@ -122,8 +122,8 @@ def constrain(tree: Any, config: TMMConfig, mesh: Mesh | None) -> Any:
     whole = NamedSharding(mesh, P())
 
     def place(path: Any, array: Array) -> Array:
-        laid: Array = lax.with_sharding_constraint(array, by_name.get(getattr(path[-1], "key", ""), whole))
-        return laid
+        placed: Array = lax.with_sharding_constraint(array, by_name.get(getattr(path[-1], "key", ""), whole))
+        return placed
 
     return jax.tree_util.tree_map_with_path(place, tree)
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tmm_core import lm
-from tmm_core.backend import values_known
-from tmm_core.errors import InputError, InputTypeError
+from tmm_core.errors import InputTypeError
 
 __all__ = ["check_tokens", "targets_of"]
 
@@ -20,7 +19,7 @@ __all__ = ["check_tokens", "targets_of"]
 def check_tokens(name: str, ids: Tensor, vocab_size: int) -> Tensor:
     """Return tokens as embeddings take them, refused where they are none."""
     ids = _as_ids(name, ids)
-    _check_vocabulary("token", ids, vocab_size)
+    lm.check_vocabulary("token", ids, vocab_size)
     return ids
 
 
@@ -32,7 +31,7 @@ def targets_of(
     targets = None if targets is None else _as_ids("targets", targets)
     found = cast("Tensor | None", lm.targets_of(input_ids, labels, targets, documents))
     if found is not None:
-        _check_vocabulary("label", found, vocab_size, ignored=True)
+        lm.check_vocabulary("label", found, vocab_size)
     return found
 
 
@@ -42,15 +41,3 @@ def _as_ids(name: str, ids: Tensor) -> Tensor:
         kind = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise InputTypeError(f"{name} must be a tensor of integers, got {kind}: tokens are whole numbers")
     return ids.long()
-
-
-def _check_vocabulary(what: str, ids: Tensor, vocab_size: int, *, ignored: bool = False) -> None:
-    if ids.device.type != "cpu" or not values_known(ids):
-        return
-    ids = ids[ids != lm.IGNORED] if ignored else ids
-    least, most = map(int, ids.aminmax()) if ids.numel() > 0 else (0, 0)
-    if least < 0 or most >= vocab_size:
-        raise InputError(
-            f"{what} {least if least < 0 else most} is outside the vocabulary of {vocab_size} tokens: "
-            "were the text and the model made with the same tokenizer?"
-        )

@@ -20,7 +20,6 @@ from tmm_core.backend import share
 from tmm_core.errors import InputError
 from tmm_core.lm import Mix
 
-from ..generation import longest_text
 from .batches import check_tokens, targets_of
 from .generation import TextGeneration
 from .streaming import FilterStreaming
@@ -224,7 +223,7 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
     @property
     def longest_text(self) -> float:
         """How many tokens a text can have, infinity without a position bias."""
-        return longest_text(self.tmm_config)
+        return self.tmm_config.longest_text
 
 
 def _of_block(mix: Mix, i: int, name: str, x: Tensor) -> Tensor:
