@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 
 from ._arrays.exchange import Array, library_of, namespace_of
@@ -17,7 +18,7 @@ from ._dispatch.checks import (
     check_segments,
     check_signal,
 )
-from ._dispatch.choice import bridge_of, compute_correlate, compute_matmul
+from ._dispatch.choice import bridge_of, chosen_backend, compute_correlate, compute_matmul
 from ._dispatch.compilation import one_operation
 from .backend import LazyBridge
 from .errors import InputError
@@ -353,6 +354,11 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     >>> causal_toeplitz_solve(np.asarray([1.0, 10.0]), np.asarray([1.0, 12.0, 23.0]))
     array([1., 2., 3.])
     """
+    return _solution(w, y, chosen_backend())
+
+
+def _solution(w: Array, y: Array, backend: str) -> Array:
+    """Return the solution by products of a backend, which is chosen before anything lazy is computed."""
     xp, (w, y) = check_arrays(w=w, y=y)
     if w.ndim == 3:
         raise InputError(
@@ -368,16 +374,15 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
         raise InputError("w[..., 0] must not be zero: the matrix has no inverse")
     bridge = bridge_of(library_of(y))
     if isinstance(bridge, LazyBridge):
-        return xp.reshape(bridge.row_by_row(causal_toeplitz_solve, w, y), shape)
+        return xp.reshape(bridge.row_by_row(functools.partial(_solution, backend=backend), w, y), shape)
     dtype, (w, y) = computed_in(w, y)
     if 0 in shape:
         return xp.astype(y, dtype, copy=True)
-    return xp.reshape(
-        xp.astype(_solve(w, direct.inverse(_first_lags(w, min(LEAF, y.shape[-2]))), y), dtype, copy=False), shape
-    )
+    v = direct.inverse(_first_lags(w, min(LEAF, y.shape[-2])))
+    return xp.reshape(xp.astype(_solve(w, v, y, backend), dtype, copy=False), shape)
 
 
-def _solve(w: Array, v: Array, y: Array) -> Array:
+def _solve(w: Array, v: Array, y: Array, backend: str) -> Array:
     """Return the solution for `w` of shape `(h, k)`, y of shape `(..., n, d)`; `v` are the inverse's first lags."""
     xp = namespace_of(w, y)
     n = y.shape[-2]
@@ -386,10 +391,11 @@ def _solve(w: Array, v: Array, y: Array) -> Array:
     half = LEAF
     while 2 * half < n:
         half *= 2
-    first = _solve(w, v, y[..., :half, :])
+    first = _solve(w, v, y[..., :half, :], backend)
     rest = y[..., half:, :]
-    seen = causal_toeplitz_matmul(w, xp.concat([first, xp.zeros_like(rest)], axis=-2))[..., half:, :]
-    return xp.concat([first, _solve(w, v, rest - seen)], axis=-2)
+    known = xp.concat([first, xp.zeros_like(rest)], axis=-2)
+    seen = causal_toeplitz_matmul(w, known, backend=backend)[..., half:, :]
+    return xp.concat([first, _solve(w, v, rest - seen, backend)], axis=-2)
 
 
 def _first_lags(w: Array, n: int) -> Array:

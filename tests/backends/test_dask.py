@@ -1,5 +1,7 @@
 """Dask arrays: lazy, in chunks of any shape, beside NumPy arrays."""
 
+import functools
+
 import numpy as np
 import pytest
 from support.requirements import import_or_skip
@@ -59,6 +61,34 @@ def test_single_precision_and_dtypes_before_computing():
 def test_documents_out_of_order_are_refused_when_computed():
     with pytest.raises(ValueError, match="not decrease"):
         tmm_core.causal_toeplitz_matmul(W, chunked(), segment_ids=IDS[:, ::-1]).compute()
+
+
+@pytest.mark.parametrize("call", ["matmul", "correlate", "solve", "inverse"])
+def test_the_choice_is_made_when_it_is_called(call, monkeypatch):
+    """However late it is computed, and by a thread that knows nothing of the choice."""
+    w, x = da.from_array(W[:, 0], chunks=(1, 7)), chunked()
+    calls = {
+        "matmul": lambda: tmm_core.causal_toeplitz_matmul(w, x),
+        "correlate": lambda: tmm_core.causal_toeplitz_correlate(x, x, lags=3),
+        "solve": lambda: tmm_core.causal_toeplitz_solve(w, x),
+        "inverse": lambda: tmm_core.causal_toeplitz_inverse(w, 50),
+    }
+    computed = set()
+    for name in ("array_api", "numpy", "numba"):
+        engine = tmm_core.get_backend(name).engine
+        for part in ("matmul", "correlate"):
+
+            def spied(*arrays, _name, _real, **options):
+                computed.add(_name)
+                return _real(*arrays, **options)
+
+            spy = functools.partial(spied, _name=name, _real=getattr(engine, part))
+            monkeypatch.setattr(engine, part, spy)
+    with tmm_core.use_backend("numpy"):
+        lazy = calls[call]()
+    assert not computed
+    lazy.compute(scheduler="threads")
+    assert computed == {"numpy"}
 
 
 def test_solutions_and_general_products():
