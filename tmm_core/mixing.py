@@ -142,6 +142,8 @@ def document_positions(segment_ids: Array) -> Array:
     array([0, 1, 2, 0, 1], dtype=int32)
     """
     xp, (segment_ids,) = check_arrays(segment_ids=segment_ids)
+    if segment_ids.ndim == 0:
+        raise InputError("segment_ids must be (..., n), one a position, and are a single number")
     segment_ids, _ = check_segments(xp, segment_ids, segment_ids[..., None])
     return masks.positions(segment_ids[..., None], segment_ids)[..., 0]
 

@@ -225,6 +225,46 @@ def test_arrays_of_many_devices():
     )
 
 
+@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+def test_every_engine_computes_arrays_of_many_devices_outside_of_programs(axes):
+    """Or JAX refuses, with its own words on explicit axes, to share out a sum or a product."""
+    done = run_python(
+        f"""
+        import os
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+        import jax, numpy as np, tmm_core
+        from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+        mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.{axes},))
+        rng = np.random.default_rng(0)
+        w, x = rng.standard_normal((2, 40), "float32"), rng.standard_normal((2, 40, 4), "float32")
+        y = tmm_core.causal_toeplitz_matmul(w, x)
+        c = tmm_core.causal_toeplitz_correlate(x, y, lags=40, heads=2)
+        computed = set()
+        with jax.set_mesh(mesh):
+            whole = jax.device_put(w, NamedSharding(mesh, P()))
+            for over in (P("data"), P(None, None, "data")):
+                spread, out = (jax.device_put(a, NamedSharding(mesh, over)) for a in (x, y))
+                for backend in ("auto", *tmm_core.available_backends()):
+                    if backend == "cupy":
+                        continue
+                    for call, expected in (
+                        (lambda: tmm_core.causal_toeplitz_matmul(whole, spread, backend=backend), y),
+                        (lambda: tmm_core.causal_toeplitz_correlate(spread, out, lags=40, heads=2, backend=backend), c),
+                    ):
+                        try:
+                            found = call()
+                        except Exception as error:
+                            assert "{axes}" == "Explicit", error
+                            assert "sharded" in str(error) or "Incompatible types" in str(error), error
+                            continue
+                        np.testing.assert_allclose(found, expected, atol=1e-3)
+                        computed.add(backend)
+        print(sorted(computed) == sorted({{"auto", *tmm_core.available_backends()}} - {{"cupy"}}))
+        """
+    )
+    assert done.stdout == "True\n"
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_process_ends_while_programs_run(kept):
     run_python(

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from support.processes import run_python
 from support.requirements import import_or_skip, library_or_skip
 
 import tmm_core
+from tmm_core.errors import InputError, InputTypeError
 
 RNG = np.random.default_rng(0)
 W, X = RNG.standard_normal((2, 3, 5)), RNG.standard_normal((2, 8, 4))
@@ -136,9 +138,30 @@ def test_counts_are_any_librarys_integers():
     torch = import_or_skip("torch")
     for n in (np.int64(3), np.asarray(3), torch.tensor(3)):
         assert tmm_core.causal_toeplitz(W, n).shape == (2, 3, 3, 3)
-    for n in (True, 3.0, np.asarray([3])):
-        with pytest.raises(TypeError, match="n must be an integer"):
+    for n in (True, 3.0, np.asarray([3]), np.asarray(2.5), np.True_, torch.tensor(2.5), torch.tensor([3])):
+        with pytest.raises(InputTypeError, match="n must be an integer"):
             tmm_core.causal_toeplitz(W, n)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_single_number_numbers_no_documents(name):
+    library = library_or_skip(name)
+    with pytest.raises(InputError, match="one a position, and are a single number"):
+        tmm_core.document_positions(library.asarray(np.asarray([3]), "int64")[0])
+
+
+def test_gradients_that_are_none_are_no_arrays():
+    """JAX's gradients of integers have NumPy's class: what is known of one class must not pass for the other."""
+    jax = import_or_skip("jax")
+    none = np.zeros(3, jax.dtypes.float0)
+    code = "import jax, numpy as np, tmm_core\nnone = np.zeros(3, jax.dtypes.float0)\n"
+    code += "try:\n    tmm_core.causal_toeplitz_matmul(none, none)\nexcept TypeError as error:\n    print(error)\n"
+    code += "print(type(tmm_core.causal_toeplitz_matmul(np.ones(2), np.ones(4))))"
+    done = run_python(code)
+    assert "got JAX's float0" in done.stdout
+    assert "numpy.ndarray" in done.stdout
+    with pytest.raises(InputTypeError):
+        tmm_core.causal_toeplitz_matmul(none, none)
 
 
 def test_unknown_chunks_and_masked_blocks_of_dask_are_refused():

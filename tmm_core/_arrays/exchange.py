@@ -71,6 +71,8 @@ def namespace_of(*arrays: Array | None) -> ModuleType:
 def _look_up(array: Array) -> ModuleType:
     if not compat.is_array_api_obj(array):
         raise InputTypeError(f"expected an array, got {type(array).__name__}: wrap it, for example numpy.asarray(…)")
+    if getattr(array.dtype, "names", None) == ("float0",):  # NumPy's class, which is not JAX's for that
+        raise InputTypeError("expected an array of numbers, got JAX's float0: the gradient of integers, which is none")
     namespace: ModuleType = compat.array_namespace(array)
     _namespaces[type(array)] = namespace
     return namespace
@@ -91,9 +93,10 @@ def device_kind(array: Array) -> str:
         array = array._meta  # an empty array of the kind of its blocks
     if compat.is_cupy_array(array):
         return "cuda"
-    device = compat.device(array)
-    if is_traced(array) and compat.is_jax_array(array):
-        device = sys.modules["jax"].default_backend()
+    if compat.is_jax_array(array):  # over however many devices
+        device = sys.modules["jax"].default_backend() if is_traced(array) else next(iter(array.devices()))
+    else:
+        device = compat.device(array)
     if device is None:
         return "traced"
     kind = getattr(device, "type", None) or getattr(device, "platform", None) or str(device)

@@ -129,8 +129,9 @@ def _is_stand_in(torch: Any, array: Array | None) -> bool:
 
 
 def device_of(a: Array) -> Any:
-    """Return where new arrays beside `a` are made; None, the default, for traced ones."""
-    return None if is_traced(a) else compat.device(a)
+    """Return where new arrays beside `a` are made; None, the default, for traced ones and those on several devices."""
+    device = None if is_traced(a) else compat.device(a)
+    return None if hasattr(device, "device_set") else device  # how JAX spreads one shape is not how it spreads others
 
 
 def shift_channels(a: Array, by: int, heads: int) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from contextlib import suppress
 from typing import Any
 
 import array_api_compat as compat
@@ -122,11 +123,14 @@ def check_rows(indices: Array, count: int) -> Array:
 
 def check_count(name: str, value: int, least: int) -> int:
     """Return an integer of at least `least`, and refuse all else."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or getattr(value, "shape", ()) != ():
+    if getattr(value, "shape", None) == ():
+        with suppress(TypeError):  # not an array of integers
+            value = operator.index(value)
+    if isinstance(value, bool) or not hasattr(value, "__index__") or hasattr(value, "shape"):
         raise InputTypeError(f"{name} must be an integer, not {value!r}")
     if value < least:
         raise InputError(f"{name} must be at least {least}, not {value}")
-    return operator.index(value) if hasattr(value, "shape") else value  # symbolic integers of a compiler stay
+    return value  # symbolic integers of a compiler stay
 
 
 def check_segments(xp: Any, segment_ids: Array, x: Array, *, ordered: bool = False) -> tuple[Array, bool]:
