@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.processes import run_python
-from support.strangers import Register, install, registering
+from support.strangers import Register, forget_backends, install, registering
 
 import tmm_core
 from tmm_core import backend as contract
-from tmm_core.backend import Backend, Rank, Request
+from tmm_core.backend import Backend, InputTypeError, Rank, Request
 from tmm_core.backend._built_in import NumpyEngine
+from tmm_core.testing import get_library
 
 W, X = np.asarray([1.0, 2.0]), np.asarray([1.0, 10.0, 100.0])
 Y = np.asarray([1.0, 12.0, 120.0])
@@ -130,8 +132,16 @@ def test_what_is_no_backend_of_that_name_is_refused(register: Register, found: o
     expected = rf"'twice' cannot be used: stranger_twice:backend must be a tmm_core\.backend\.Backend .* is .*{said}"
     with pytest.raises(LookupError, match=expected):
         product(backend="twice")
-    assert "numpy" in tmm_core.available_backends()
-    assert "twice" not in tmm_core.available_backends()
+    with pytest.warns(RuntimeWarning, match="a backend is passed over: .*'twice' cannot be used"):
+        assert "numpy" in tmm_core.available_backends()
+    assert "twice" not in tmm_core.available_backends(), "and is warned of once"
+
+
+@pytest.mark.parametrize("name", ["numpy", "other"])
+def test_an_engine_of_another_name_is_refused(register: Register, name: str) -> None:
+    register("twice", Backend("twice", (), "everything", lambda: Doubling(name)))
+    with pytest.raises(LookupError, match=f"'twice' cannot be used: its engine calls itself '{name}'"):
+        product(backend="twice")
 
 
 def test_what_is_no_engine_is_refused(register: Register) -> None:
@@ -156,10 +166,37 @@ def test_a_library_that_cannot_be_looked_up_spoils_no_listing(register: Register
 def test_a_description_that_cannot_be_imported_spoils_no_listing(register: Register, tmp_path: Path) -> None:
     install(tmp_path, "broken", "no_such_module:backend")
     register("twice", doubling("twice"))
-    assert "twice" in tmm_core.available_backends()
+    with pytest.warns(RuntimeWarning, match="a backend is passed over: .*'broken' cannot be loaded"):
+        assert "twice" in tmm_core.available_backends()
     assert "broken" not in tmm_core.available_backends()
+    assert "broken" in tmm_core.registered_backends()
     with pytest.raises(LookupError, match=r"'broken' cannot be loaded .*No module named 'no_such_module'"):
         product(backend="broken")
+
+
+@pytest.mark.parametrize("library", ["array_api_strict", "torch", "jax", "dask"])
+def test_arrays_are_never_computed_without_a_bridge_that_is_broken(
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    arrays = get_library(library)
+    w, x = arrays.asarray(W, "float32"), arrays.asarray(X, "float32")
+    found = contract._entries.entries()
+    broken = EntryPoint(library, "no_such_module:backend", contract._entries.GROUP)
+    forget_backends()
+    monkeypatch.setattr(contract._registry, "entries", lambda: {**found, library: broken})
+    with pytest.raises(LookupError, match=f"'{library}' cannot be loaded"):
+        tmm_core.causal_toeplitz_matmul(w, x, backend="array_api")
+    monkeypatch.undo()
+    forget_backends()
+
+
+@pytest.mark.parametrize("name", [3, ["numba"], {"numpy"}])
+def test_what_is_no_name_is_refused(name: Any) -> None:
+    for choose in (lambda: product(backend=name), lambda: tmm_core.get_backend(name)):
+        with pytest.raises(InputTypeError, match="backend must be the name of one"):
+            choose()
+    with pytest.raises(InputTypeError, match="backend must be the name of one"), tmm_core.use_backend(name):
+        pass
 
 
 def broken() -> Any:

@@ -19,8 +19,8 @@ Register = Callable[[str, object], None]
 
 def forget_backends() -> None:
     """Let the core read entry points, choose and load anew."""
-    remembered = (_entries.entries, _registry._described, _registry.get_backend, choice._candidates)
-    for cached in (*remembered, choice._engine_or_none, choice.bridge_of):
+    described = (_entries.entries, _registry._described, _registry._described_or_none, _registry._usable)
+    for cached in (*described, choice._candidates, choice._engine_or_none, choice.bridge_of):
         cached.cache_clear()
 
 

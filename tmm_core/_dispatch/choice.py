@@ -191,8 +191,11 @@ def _engine_or_none(backend: Backend) -> Engine | None:
 
 @functools.cache
 def bridge_of(library: str) -> Bridge | None:
-    """Return the bridge for arrays of `library`, or None where the library needs none."""
-    found = [backend for backend in described_backends() if backend.bridge_for == library]
+    """Return the bridge for arrays of `library`, or None where the library needs none.
+
+    A backend of the library's own name that is broken may be the one that has it, and is refused.
+    """
+    found = [backend for backend in described_backends(needed=library) if backend.bridge_for == library]
     if len(found) > 1:
         names = " and ".join(repr(backend.name) for backend in found)
         raise NotFoundError(f"backends {names} both have a bridge for arrays of {library}: uninstall one")

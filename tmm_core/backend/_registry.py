@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from ..errors import NotFoundError
+from ..errors import InputTypeError, NotFoundError
 from ._built_in import ArrayApiEngine, NumpyEngine
 from ._entries import BUILT_IN, entries, is_installed, remedy
 from ._protocols import Bridge, Engine, Request
@@ -114,7 +114,8 @@ def registered_backends() -> tuple[str, ...]:
     >>> registered_backends()[:2]
     ('array_api', 'numpy')
     """
-    return tuple(name for name in (*BUILT_IN, *entries()) if _computes(name))
+    names = (*BUILT_IN, *entries())
+    return tuple(name for name in names if (backend := _described_or_none(name)) is None or backend.load_engine)
 
 
 def available_backends() -> tuple[str, ...]:
@@ -126,7 +127,6 @@ def available_backends() -> tuple[str, ...]:
     return tuple(backend.name for backend in described_backends() if backend.load_engine and backend.is_installed)
 
 
-@functools.cache
 def get_backend(name: str) -> Backend:
     """Return the backend called `name`, with its engine, importing its library.
 
@@ -137,6 +137,8 @@ def get_backend(name: str) -> Backend:
 
     Raises
     ------
+    TypeError
+        If the name is no string.
     LookupError
         If no such backend is registered, or its library cannot be imported; the message says what to install.
 
@@ -144,6 +146,14 @@ def get_backend(name: str) -> Backend:
     -----
     A failure is not remembered: the next call tries again.
     """
+    if not isinstance(name, str):
+        raise InputTypeError(f"backend must be the name of one, a string, and is {name!r}")
+    return _usable(name)
+
+
+@functools.cache
+def _usable(name: str) -> Backend:
+    """Return a backend whose engine has been loaded and looked at."""
     backend = _described(name)
     backend.check_installed()
     lacking = [part for part in _PARTS if not hasattr(backend.engine, part)]
@@ -151,22 +161,30 @@ def get_backend(name: str) -> Backend:
         raise NotFoundError(
             f"backend {name!r} cannot be used: its engine lacks {', '.join(lacking)} of tmm_core.backend.Engine"
         )
+    if backend.engine.name != name:  # by which compiled programs and other processes find it again
+        raise NotFoundError(f"backend {name!r} cannot be used: its engine calls itself {backend.engine.name!r}")
     return backend
 
 
-def described_backends() -> Iterator[Backend]:
-    """Yield every registered backend whose description can be read, installed or not."""
+def described_backends(needed: str = "") -> Iterator[Backend]:
+    """Yield every registered backend, installed or not.
+
+    One whose description cannot be read is passed over, once with a warning; the one called `needed` raises.
+    """
     for name in (*BUILT_IN, *entries()):
-        with suppress(NotFoundError):
-            yield _described(name)
+        backend = _described(name) if name == needed else _described_or_none(name)
+        if backend is not None:
+            yield backend
 
 
-def _computes(name: str) -> bool:
-    """Return whether a backend has an engine, as far as its description can be read."""
+@functools.cache
+def _described_or_none(name: str) -> Backend | None:
+    """Return a description, or None, once with a warning, where it cannot be read."""
     try:
-        return _described(name).load_engine is not None
-    except NotFoundError:
-        return True
+        return _described(name)
+    except NotFoundError as error:
+        warnings.warn(f"a backend is passed over: {error}", RuntimeWarning, stacklevel=2)
+        return None
 
 
 @functools.cache
