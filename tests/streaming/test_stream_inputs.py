@@ -11,6 +11,7 @@ import torch
 
 import tmm_core
 from tmm_core import TMMConfig, lm, mix_tokens
+from tmm_core.errors import InputTypeError
 
 WIDTHS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 N = 140
@@ -150,6 +151,17 @@ def test_what_is_missing_is_named():
     ):
         with pytest.raises(TypeError, match=f"{name} must be an array, and is None"):
             call()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_streams_cannot_be_made_of_is_named(library):
+    plan = tmm_core.stream_plan(LIBRARIES[library](random(2, 4)), N)
+    for shape in (3, None, "2"):
+        with pytest.raises(InputTypeError, match="batch_shape must be a tuple of integers"):
+            tmm_core.stream_init(plan, shape, 4)
+    for dtype in ("nonesuch", object(), 3.0):
+        with pytest.raises(InputTypeError, match="dtype must be one of"):
+            tmm_core.stream_init(plan, (), 4, dtype=dtype)
 
 
 CONFIG = TMMConfig(vocab_size=5, max_len=8, d_model=4, n_layers=1, n_heads=2)

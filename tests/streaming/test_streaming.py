@@ -1,6 +1,7 @@
 """Streams of layers: whose arrays they take, who computes, and what compiled programs see of them."""
 
 import threading
+from dataclasses import replace
 
 import dask.array
 import jax
@@ -14,7 +15,7 @@ from support.strangers import registering
 import tmm_core
 from tmm_core._arrays import properties as arrays
 from tmm_core._dispatch import choice
-from tmm_core.backend import Backend, tiles
+from tmm_core.backend import Backend, LayerStream, tiles
 from tmm_core.testing import get_library
 from tmm_core.testing.streaming import Layer, check_stream_non_finite, check_stream_refusals, layers, split, stream
 
@@ -112,36 +113,94 @@ def test_the_choice_of_a_plan_stays():
     assert np.array_equal(outputs("array_api", "numba"), defined)
     assert np.array_equal(outputs("numba", "array_api"), by_numba)
     with pytest.raises(LookupError, match="unknown backend"):
-        tmm_core.stream_init(tmm_core.stream_plan(w, N, backend="other"), (), 2)
+        tmm_core.stream_plan(w, N, backend="other")
+    with pytest.raises(LookupError, match="unknown backend"):
+        tmm_core.stream_plan(w, N, bias=w + 1j, backend="other")
 
 
-class Products:
+@pytest.fixture
+def register(tmp_path, monkeypatch):
+    yield from registering(tmp_path, monkeypatch)
+
+
+class Like:
+    """An engine that computes as that of another backend."""
+
+    def __init__(self, name, backend):
+        self.name, self.engine = name, tmm_core.get_backend(backend).engine
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+
+class Products(Like):
     """An engine that computes products and nothing else."""
-
-    def __init__(self):
-        self.engine = tmm_core.get_backend("array_api").engine
 
     def __getattr__(self, name):
         if name == "stream":
             raise AttributeError(name)
-        return getattr(self.engine, name)
+        return super().__getattr__(name)
 
 
-def test_an_engine_that_cannot_stream_is_refused_where_it_is_asked_for_and_else_passed_over(tmp_path, monkeypatch):
+class Doubling(Like):
+    """An engine whose streams can be told from all others: they give twice the outputs."""
+
+    def stream(self, layer):
+        return self.engine.stream(replace(layer, lags=2 * layer.lags))
+
+
+@pytest.mark.parametrize(
+    ("library", "backend"),
+    [
+        ("numpy", "numpy"),
+        ("numpy", "torch"),
+        ("array_api_strict", "array_api"),
+        ("torch", "torch"),
+        ("torch", "numba"),
+        ("jax", "jax"),
+    ],
+)
+def test_an_engine_streams_in_its_own_way_the_arrays_of_every_library(register, library, backend):
+    register("twice", Backend("twice", (), "everything", lambda: Doubling("twice", backend)))
+    layer = layers("float32", N)["depthwise, three lags"]
+    library = get_library(library)
+    w, x, _ = layer.arrays(library)
+    plan = tmm_core.stream_plan(w, N, backend="twice")
+    outputs, _ = stream(library, plan, layer.begin(plan, library), x, split(N, 7))
+    expected = 2 * tmm_core.mix_tokens(layer.w, layer.x)
+    assert np.allclose(outputs, expected, atol=1e-4)
+
+
+def test_an_engine_of_products_streams_where_a_bridge_needs_no_more(register):
+    register("products", Backend("products", (), "products", lambda: Products("products", "numpy")))
     w, x = random(1, N), random(N, 2)
-    registration = registering(tmp_path, monkeypatch)
-    next(registration)("products", Backend("products", (), "products", Products, ranks={"numpy": 100}))
-    plan = tmm_core.stream_plan(w, N, backend="products")
+    plan = tmm_core.stream_plan(jax.numpy.asarray(w), N, backend="products")
+    y, _ = tmm_core.stream_prefill(plan, tmm_core.stream_init(plan, (), 2), jax.numpy.asarray(x))
+    assert np.allclose(y, tmm_core.mix_tokens(w, x), atol=1e-4)
+
+
+def test_streams_that_programs_of_jax_cannot_call_are_refused(register):
+    class Plain(Like):
+        def stream(self, layer):
+            return type("Own", (LayerStream,), {})(layer)
+
+    register("plain", Backend("plain", (), "everything", lambda: Plain("plain", "jax")))
+    with pytest.raises(ValueError, match="backend 'plain' cannot stream jax arrays: its Own is no FunctionalStream"):
+        tmm_core.stream_plan(jax.numpy.ones((1, N)), N, backend="plain")
+
+
+def test_an_engine_that_cannot_stream_is_refused_where_it_is_asked_for_and_else_passed_over(register):
+    w, x = random(1, N), random(N, 2)
+    register("products", Backend("products", (), "p", lambda: Products("products", "array_api"), ranks={"numpy": 100}))
     with pytest.raises(
         ValueError, match=r"backend 'products' cannot stream numpy arrays.*choose 'auto' or 'array_api'"
     ):
-        tmm_core.stream_init(plan, (), 2)
+        tmm_core.stream_plan(w, N, backend="products")
     plan = tmm_core.stream_plan(w, N, backend="auto")
     assert np.allclose(steps(plan, tmm_core.stream_init(plan, (), 2), x)[0], tmm_core.mix_tokens(w, x), atol=1e-4)
-    next(registration, None)
     lazy = dask.array.from_array(w)
     with pytest.raises(ValueError, match="backend 'numba' cannot stream dask arrays"):
-        tmm_core.stream_init(tmm_core.stream_plan(lazy, N, backend="numba"), (), 2)
+        tmm_core.stream_plan(lazy, N, backend="numba")
 
 
 def test_what_an_engine_cannot_serve_is_refused_where_it_is_asked_for_and_else_defined():
@@ -352,6 +411,21 @@ def test_tensors_go_to_engines_of_other_memory_and_come_back(monkeypatch, dtype)
 
 
 # --- JAX --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16", "complex64"])
+def test_a_plan_keeps_nothing_of_the_programs_that_use_it(dtype):
+    w, x = jax.numpy.asarray(random(2, 3)), jax.numpy.asarray(random(2, 4, 4)).astype(dtype or "float32")
+    plan = tmm_core.stream_plan(w, N)
+
+    def first(x):
+        return tmm_core.stream_prefill(plan, tmm_core.stream_init(plan, (2,), 4, dtype=dtype), x)
+
+    inside, _ = jax.jit(lambda x: (first(x)[0], 0))(x)
+    y, state = first(x)
+    assert np.array_equal(inside, y)
+    y, _ = tmm_core.stream_step(plan, state, x[:, 0])
+    assert np.isfinite(y).all()
 
 
 def test_a_lag_that_a_program_does_not_know_to_be_nan_counts_from_the_document_too():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
+from typing import Any
 
 from .._arrays.exchange import Array, device_kind, library_name
 from .._arrays.properties import result_dtype_name
@@ -20,6 +21,7 @@ from ..backend import (
     Method,
     Rank,
     Request,
+    StreamBridge,
     Streamer,
     described_backends,
     get_backend,
@@ -140,16 +142,24 @@ def choose_engine(backend: str | None, library: str, request: Request) -> Engine
     return engine
 
 
-def choose_streamer(name: str, library: str, request: Request) -> Streamer:
-    """Return the engine that streams arrays of a library: the chosen one, else the fastest that can."""
-    lazy = isinstance(bridge_of(library), LazyBridge)
+def choose_streamer(name: str, library: str, request: Request) -> Any:
+    """Return the engine that streams arrays of a library: the chosen one, else the fastest that can.
+
+    It is a `Streamer`, unless the library's bridge is content with products.
+    """
+    bridge = bridge_of(library)
+    lazy = isinstance(bridge, LazyBridge)
+
+    def streams(engine: Engine) -> bool:
+        return bridge.streams(engine) if isinstance(bridge, StreamBridge) else isinstance(engine, Streamer)
+
     if name == "auto":
         for engine in () if lazy else _supporting(library, request):
-            if isinstance(engine, Streamer):
+            if streams(engine):
                 return engine
         name = "array_api"
     engine = choose_engine(name, library, request)
-    if isinstance(engine, Streamer) and (not lazy or name == "array_api"):
+    if streams(engine) and (not lazy or name == "array_api"):
         return engine
     why = "these have no memory yet that it could step in" if lazy else "its engine is no Streamer"
     raise InputError(f"backend {name!r} cannot stream {library} arrays: {why}; choose 'auto' or 'array_api'")

@@ -159,8 +159,11 @@ class LazyBridge(Protocol):
 class StreamBridge(Protocol):
     """What a bridge can do besides: go on with streams in its library's own way, compiled for example."""
 
-    def stream(self, engine: Streamer, layer: StreamLayer, /) -> LayerStream:
-        """Return the streams of a layer of the library's arrays, by the engine or with its products."""
+    def streams(self, engine: Engine, /) -> bool:
+        """Return whether layers can be streamed by the engine, or with its products where these are enough."""
+
+    def stream(self, engine: Any, layer: StreamLayer, /) -> LayerStream:
+        """Return the streams of a layer of the library's arrays: by an engine that owns them, as it streams them."""
 
 
 @runtime_checkable

@@ -8,8 +8,8 @@ from typing import Any
 
 import array_api_compat as compat
 
-from .._arrays.exchange import Array, is_traced, namespace_of
-from .._arrays.properties import as_integers, device_of, is_real, result_dtype_name, values_within_reach
+from .._arrays.exchange import Array, is_traced, library_of, namespace_of
+from .._arrays.properties import as_integers, device_of, is_real, result_dtype, result_dtype_name, values_within_reach
 from .._definition.streaming import StreamState, other_plan
 from .._dispatch import choice
 from .._dispatch.checks import check_arrays, check_count, check_filter, check_heads, check_rows
@@ -107,7 +107,11 @@ def stream_plan(
     lags = xp.reshape(w, (heads, w.shape[1] if w.ndim == 3 else 1, w.shape[-1]))
     lags = xp.asarray(lags[..., : min(capacity, w.shape[-1])], copy=True)
     backend = choice.chosen_backend(backend)
-    return StreamPlan(lags, sums, bias, dtype=dtype, capacity=capacity, backend=backend, leaf=leaf)
+    plan = StreamPlan(lags, sums, bias, dtype=dtype, capacity=capacity, backend=backend, leaf=leaf)
+    if plan.complex:
+        dtype = result_dtype(*(a for a in (lags, bias) if a is not None))
+    plan.stepper(dtype)  # made here, outside of programs that use the plan
+    return plan
 
 
 def _detached(a: Array) -> Array:
@@ -157,10 +161,15 @@ def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dt
     (2, 8, 4)
     """
     d = check_count("d", d, 1)
+    if not isinstance(batch_shape, tuple | list):
+        raise InputTypeError(f"batch_shape must be a tuple of integers, such as () or (2,), and is {batch_shape!r}")
     batch = tuple(check_count("each size of batch_shape", size, 0) for size in batch_shape)
     check_heads("the plan's heads", plan.heads, d)
     xp = namespace_of(plan.lags)
-    sample = xp.zeros((0,), dtype=plan.dtype if dtype is None else dtype, device=device_of(plan.lags))
+    try:
+        sample = xp.zeros((0,), dtype=plan.dtype if dtype is None else dtype, device=device_of(plan.lags))
+    except (TypeError, ValueError) as error:
+        raise InputTypeError(f"dtype must be one of {library_of(plan.lags)}'s, and is {dtype!r}") from error
     result_dtype_name(sample)
     if plan.complex and is_real(sample):
         raise InputTypeError("w and bias must be real where x is: make the stream with a complex dtype")

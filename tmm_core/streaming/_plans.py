@@ -84,9 +84,12 @@ class StreamPlan:
         sample = xp.zeros((0,), dtype=self.dtype if dtype is None else dtype, device=device_of(self.lags))
         computed = computed_in(sample)[1][0]
         name = dtype_name(computed.dtype)
-        if name not in self._streams:
-            self._streams[name] = self._make_stream(computed)
-        return self._streams[name]
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._make_stream(computed)
+            if self._may_keep(stream):
+                self._streams[name] = stream
+        return stream
 
     def _make_stream(self, sample: Array) -> LayerStream:
         xp, library = namespace_of(sample), library_of(sample)
@@ -100,19 +103,26 @@ class StreamPlan:
         if isinstance(bridge, StreamBridge):
             return bridge.stream(engine, layer)
         if engine.owns(sample):
-            return engine.stream(layer)
+            stream: LayerStream = engine.stream(layer)
+            return stream
         inner = engine.stream(layer.handed_to(engine.receive))
         return ExchangedStream(layer, inner, engine.receive, functools.partial(share, target=xp))
 
     def stepper(self, dtype: Any) -> Stepper:
         """Return how streams of tokens of a dtype go on; made once."""
         name = dtype_name(dtype)
-        if name not in self._steppers:
+        stepper = self._steppers.get(name)
+        if stepper is None:
             bridge = choice.bridge_of(library_of(self.lags))
-            self._steppers[name] = (
-                RecordedStepper(self, dtype, bridge) if isinstance(bridge, StreamRecorder) else Stepper(self, dtype)
-            )
-        return self._steppers[name]
+            recorder = bridge if isinstance(bridge, StreamRecorder) else None
+            stepper = Stepper(self, dtype) if recorder is None else RecordedStepper(self, dtype, recorder)
+            if self._may_keep(stepper.stream):
+                self._steppers[name] = stepper
+        return stepper
+
+    def _may_keep(self, stream: LayerStream) -> bool:
+        """Return whether streams are of use as long as the plan: not those that a later program made."""
+        return is_traced(stream.layer.lags) == is_traced(self.lags)
 
 
 @dataclass(frozen=True)

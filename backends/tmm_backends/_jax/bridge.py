@@ -18,7 +18,17 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from tmm_core.backend import Engine, InputError, Method, Streamer, StreamLayer, conj, result_dtype_name
+from tmm_core.backend import (
+    Engine,
+    FunctionalStream,
+    InputError,
+    LayerStream,
+    Method,
+    Streamer,
+    StreamLayer,
+    conj,
+    result_dtype_name,
+)
 
 from . import evaluate, host
 from .streaming import JaxStream
@@ -55,9 +65,23 @@ class JaxBridge:
         options = {"lags": lags, "heads": heads, "kernel_size": kernel_size, "method": method}
         return _bind(correlate_p, conj(x), g, segment_ids, engine=engine, **options)
 
-    def stream(self, engine: Streamer, layer: StreamLayer, /) -> JaxStream:
-        """Return streams in compiled programs, whose products the chosen engine computes."""
-        return JaxStream(layer)
+    def streams(self, engine: Engine) -> bool:
+        """Return True: compiled programs need no more than an engine's products."""
+        return True
+
+    def stream(self, engine: Engine, layer: StreamLayer, /) -> LayerStream:
+        """Return the streams of an engine of JAX arrays; else the definition, compiled, with the engine's products."""
+        if not (isinstance(engine, Streamer) and engine.owns(layer.lags)):
+            return JaxStream(layer)
+        stream = engine.stream(layer)
+        if type(stream) is LayerStream:  # the definition
+            return JaxStream(layer)
+        if isinstance(stream, FunctionalStream):
+            return stream
+        raise InputError(
+            f"backend {engine.name!r} cannot stream jax arrays: its {type(stream).__name__} is no FunctionalStream, "
+            "which compiled programs call; choose 'auto' or 'array_api'"
+        )
 
 
 def _bind(operation: Primitive, first: Array, second: Array, ids: Array | None, **params: Any) -> Array:

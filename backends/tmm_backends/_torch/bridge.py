@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tmm_core.backend import Engine, LayerStream, Method, Streamer, StreamLayer
+from tmm_core.backend import Engine, Method, Streamer
 
 from . import recorded, streaming
 
@@ -45,9 +45,11 @@ class TorchBridge:
         """Return the correlation as a differentiable operation."""
         return _apply(Correlation, x, g, segment_ids, engine, lags, heads, kernel_size, method)
 
-    def stream(self, engine: Streamer, layer: StreamLayer, /) -> LayerStream:
-        """Return the streams of a layer of tensors."""
-        return streaming.stream_by(engine, layer)
+    def streams(self, engine: Engine) -> bool:
+        """Return whether the engine streams layers of tensors: one that streams any does."""
+        return isinstance(engine, Streamer)
+
+    stream = staticmethod(streaming.stream_by)
 
     def recording(self) -> bool:
         """Return whether a program is being compiled."""

@@ -76,7 +76,7 @@ class TorchEngine:
 
     def stream(self, layer: StreamLayer) -> LayerStream:
         """Return the streams of a layer, by the definition on tensors."""
-        return TensorStream(layer)
+        return TensorStream(layer, LayerStream(layer), lambda x: x, lambda y: y)
 
     @torch.no_grad()
     def matmul(self, w: Tensor, x: Tensor, /, *, adjoint: bool, method: Method, segment_ids: Tensor | None) -> Tensor:

@@ -30,8 +30,8 @@ _numbers = itertools.count()
 _states: weakref.WeakValueDictionary[int, StreamState] = weakref.WeakValueDictionary()
 
 
-class TensorStream(LayerStream):
-    """The streams of a layer by the definition, in caches that may be written to outside of inference mode, too."""
+class TensorStream(ExchangedStream):
+    """The streams of a layer of tensors, in caches that may be written to outside of inference mode, too."""
 
     def step(self, cache: Tensor, at: int, position: int, padding: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output for a token, and the cache after it."""
@@ -44,7 +44,7 @@ class TensorStream(LayerStream):
 def stream_by(engine: Streamer, layer: StreamLayer) -> LayerStream:
     """Return the streams of a layer of tensors; an engine of NumPy arrays steps in memory that it shares with them."""
     if engine.owns(layer.lags):
-        return ExchangedStream(layer, TensorStream(layer), _tensors_of(layer), lambda y: y)
+        return TensorStream(layer, engine.stream(layer), _tensors_of(layer), lambda y: y)
     if engine.owns(torch.empty(0, device="cpu").numpy()):
         inner = engine.stream(layer.handed_to(Tensor.numpy))
         return ExchangedStream(layer, inner, _arrays_of(layer), torch.from_numpy)
