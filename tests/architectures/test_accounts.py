@@ -2,30 +2,12 @@
 
 import pytest
 import torch
+from support.architectures import COMPARISONS, MODELS, small_config
 from torch import nn
 
-from tmm_adapters.torch import LanguageModel
-from tmm_core import TMMConfig, lm
-from tmm_lab.architectures.hyena import Hyena, HyenaTuned
-from tmm_lab.architectures.linear_attention import LinearAttention
-from tmm_lab.architectures.llama import Llama
-from tmm_lab.architectures.mamba2 import Mamba2
-from tmm_lab.architectures.masked_mixer import MaskedMixer
-from tmm_lab.architectures.window import Window
 from tmm_lab.evaluation.accounts import cache_bytes, count_flops, count_parameters, peak_bytes, speeds, stored_bytes
 
-SMALL = {"max_len": 64, "d_model": 64, "n_layers": 2}
-ARCHITECTURES = {
-    "llama": (Llama, {}),
-    "window": (Window, {"window": 8}),
-    "mamba2": (Mamba2, {}),
-    "hyena": (Hyena, {}),
-    "hyena-tuned": (HyenaTuned, {}),
-    "linear-attention": (LinearAttention, {}),
-    "linear-attention-exp": (LinearAttention, {"features": "exp"}),
-    "masked-mixer": (MaskedMixer, {}),
-    "masked-mixer-heads": (MaskedMixer, {"n_heads": 4, "kernel_size": 2}),
-}
+SMALL = {"vocab_size": 257, "max_len": 64, "d_model": 64}
 
 
 class TwoMaps(nn.Module):
@@ -40,21 +22,22 @@ class TwoMaps(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()), "logits": logits}
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", COMPARISONS)
 @pytest.mark.parametrize(("batch", "n"), [(1, 64), (3, 48)])
 def test_formulas_agree_with_what_is_counted(name, batch, n):
-    architecture, options = ARCHITECTURES[name]
-    config = architecture().preset(**SMALL, **options)
-    counted = count_flops(architecture().torch_model(config, seed=0), config.vocab_size, batch=batch, n=n)
-    formula = architecture().flops(config, n, batch)
+    architecture, config = small_config(name, **SMALL)
+    counted = count_flops(architecture.torch_model(config, seed=0), config.vocab_size, batch=batch, n=n)
+    formula = architecture.flops(config, n, batch)
     assert formula.forward == pytest.approx(counted.forward, rel=0.02)
     assert formula.training == pytest.approx(counted.training, rel=0.02)
 
 
-def test_the_formula_of_a_tmm_agrees_with_what_is_counted():
-    config = TMMConfig.preset("default")
-    counted = count_flops(LanguageModel(config), config.vocab_size, batch=4, n=config.max_len)
-    assert lm.flops_per_token(config) == pytest.approx(counted.training, rel=0.02)
+@pytest.mark.parametrize("name", MODELS)
+def test_operations_a_token_are_those_of_training_at_the_length_of_the_context(name):
+    architecture, config = small_config(name, **SMALL)
+    model = architecture.torch_model(config, seed=0)
+    counted = count_flops(model, config.vocab_size, batch=16, n=config.max_len)
+    assert architecture.flops_per_token(config) == pytest.approx(counted.training, rel=0.02)
 
 
 def test_flops_parameters_and_memory_of_a_known_model():
@@ -91,27 +74,20 @@ CACHES = {
     "hyena": lambda d, n: d * n + 2 * 3 * d,
     "linear-attention": lambda d, n: d * (d // 4 + 1),
     "masked-mixer": lambda d, n: d * n,
+    "tmm": lambda d, n: d * (n - 1),
 }
 
 
 @pytest.mark.parametrize("name", CACHES)
 def test_caches_hold_what_they_must(name):
-    architecture, options = ARCHITECTURES[name][0](), ARCHITECTURES[name][1]
-    config = architecture.preset(**SMALL, **options)
+    architecture, config = small_config(name, **SMALL)
     found = cache_bytes(architecture.torch_model(config, seed=0), config.vocab_size, n=32)
     assert found == pytest.approx(2 * 4 * CACHES[name](64, 32), rel=0.1)
 
 
-def test_a_stream_of_a_tmm_holds_a_number_for_each_place_to_come_and_channel():
-    config = TMMConfig(d_model=64, n_layers=2, max_len=64)
-    assert cache_bytes(LanguageModel(config), config.vocab_size, n=32) == 2 * 4 * 64 * (32 - 1)
-
-
 def test_speeds_are_those_of_each_model():
-    models = {
-        "llama": Llama().torch_model(Llama().preset(**SMALL), seed=0),
-        "tmm": LanguageModel(TMMConfig(d_model=64, n_layers=2, max_len=64)),
-    }
+    pairs = {name: small_config(name, **SMALL) for name in ("llama", "tmm")}
+    models = {name: architecture.torch_model(config, seed=0) for name, (architecture, config) in pairs.items()}
     measured = speeds(models, 257, batch=2, n=32, steps=4, turns=2)
     assert list(measured) == ["llama", "tmm"]
     for speed in measured.values():

@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from support.architectures import COMPARISONS, small_model
 
+from tmm_adapters.architecture import get_architecture
 from tmm_adapters.generation import ContextFullError, Sampling
 from tmm_core import TMMConfig, lm
 from tmm_core.errors import InputError, InputTypeError
@@ -18,25 +20,10 @@ from tmm_lab.architectures.window import Window
 GREEDY = Sampling(0)
 SMALL = {"vocab_size": 50, "max_len": 40, "d_model": 32, "n_layers": 2}
 
-# An architecture, and what a small model of it has besides its size.
-MODELS = {
-    "llama": (Llama, {}),
-    "window": (Window, {"window": 7}),
-    "mamba2": (Mamba2, {"chunk_size": 8}),
-    "hyena": (Hyena, {}),
-    "hyena-tuned": (HyenaTuned, {}),
-    "linear-attention": (LinearAttention, {}),
-    "linear-attention-exp": (LinearAttention, {"features": "exp"}),
-    "masked-mixer": (MaskedMixer, {}),
-    "masked-mixer-kernels": (MaskedMixer, {"n_heads": 4, "kernel_size": 4}),
-}
 
-
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=COMPARISONS)
 def model(request):
-    """Return a small model in float64."""
-    architecture, options = MODELS[request.param]
-    return architecture().torch_model(architecture().preset(**SMALL, **options), seed=3).double().eval()
+    return small_model(request.param)
 
 
 @pytest.fixture
@@ -76,7 +63,7 @@ def test_models_of_the_papers_size_have_as_many_parameters_as_published(name):
             config = TMMConfig.preset("paper", d_model=d, n_heads=4 if "heads" in name else 0)
             count = sum(map(math.prod, lm.parameter_shapes(config).values()))
         else:
-            architecture = MODELS[name][0]()
+            architecture = get_architecture(name)
             count = architecture.n_parameters(architecture.preset("paper", d_model=d))
         assert round((count + _missing(name, d)) / 1e6, 1) == published
 
@@ -231,17 +218,6 @@ def test_no_token_sees_a_later_one(model, ids):
     assert not torch.allclose(after[:, 20:], before[:, 20:], atol=1e-3)
 
 
-@torch.no_grad()
-def test_tokens_one_by_one_give_the_logits_of_the_whole(model, ids):
-    whole = model(ids)["logits"]
-    reader = model.decoder(3, 40)
-    parts = [ids[:, :17], *ids[:, 17:26].split(1, dim=1), ids[:, 26:]]
-    ends = torch.tensor([part.shape[1] for part in parts]).cumsum(0) - 1
-    logits = torch.stack([reader.extend(part) for part in parts], dim=1)
-    # Filters and streams of transformers' cache are in float32.
-    torch.testing.assert_close(logits, whole[:, ends], rtol=0, atol=2e-6)
-
-
 def test_packed_documents_are_as_if_alone(model, ids):
     segment_ids = torch.zeros_like(ids)
     segment_ids[0, 10:], segment_ids[0, 11:], segment_ids[2, 20:] = 1, 2, 7
@@ -335,3 +311,11 @@ def test_rows_longer_than_the_context_are_refused(architecture):
     model = architecture().torch_model(architecture().preset(**SMALL), seed=0)
     with pytest.raises(InputError, match="max_len=40"):
         model(torch.zeros(1, 41, dtype=torch.long))
+
+
+def test_arguments_of_transformers_models_that_would_be_ignored_are_refused(ids):
+    model = small_model("llama")
+    with pytest.raises(InputError, match="attention_mask cannot be given with targets"):
+        model(ids, targets=ids, attention_mask=torch.ones_like(ids))
+    with pytest.raises(InputError, match="belong to input_ids, which are missing"):
+        model(targets=ids)

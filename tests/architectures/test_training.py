@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 import transformers
+from support.architectures import NAMES
 from support.commands import printed, refused
 from support.training_runs import recorded, signal_at, weights, write_words
 
@@ -14,7 +15,6 @@ from tmm_lab.cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NAMES = ["hyena", "hyena-tuned", "linear-attention", "llama", "mamba2", "masked-mixer", "window"]
 OPTIONS = ["--d-model", "16", "--n-layers", "1", "--max-len", "16", "--batch", "2", "--device", "cpu", "--steps", "4"]
 OPTIONS += ["--held-out-bytes", "400", "--evaluations", "2", "--checkpoint-steps", "2", "--precision", "float32"]
 

@@ -48,7 +48,7 @@ class ContinuedModel(Protocol):
         """Take a token (b,) of each text; return the logits (b, V) of the next ones."""
 
     def stream_reorder(self, state: Any, indices: Tensor, /) -> Any:
-        """Return texts of the rows `indices`."""
+        """Return texts of the rows `indices`, in any order and number; `state` stays as it is."""
 
     @property
     def new_tokens(self) -> Callable[..., Iterator[Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from tmm_adapters.torch.batches import check_tokens
 from tmm_adapters.torch.generation import TextGeneration
-from tmm_core.errors import InputError, UnsupportedError
+from tmm_core import lm
+from tmm_core.errors import InputError, InputTypeError
 from tmm_core.lm import IGNORED
 
 __all__ = ["CausalModel", "Decoder", "by_document"]
@@ -23,6 +25,10 @@ class Decoder(ABC):
     @abstractmethod
     def extend(self, input_ids: Tensor) -> Tensor:
         """Take the next tokens (b, t) of each text, and return the logits (b, V) of the token after the last."""
+
+    @abstractmethod
+    def select(self, rows: Tensor) -> Decoder:
+        """Return a decoder that goes on with `rows` (c,) of the texts; this one stays as it is."""
 
 
 class CausalModel(TextGeneration, ABC):
@@ -74,59 +80,78 @@ class CausalModel(TextGeneration, ABC):
 
     def stream_init(self, plan: int, batch_size: int) -> _Texts:
         """Begin texts."""
-        return _Texts(batch_size)
+        return _Texts(torch.zeros(batch_size, dtype=torch.long, device="cpu"))
 
     @torch.no_grad()
     def stream_prefill(
         self, plan: int, state: _Texts, input_ids: Tensor, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, _Texts]:
-        """Take prompts (b, n), padded on the left; return the logits (b, V) of the tokens after them."""
-        b, n = input_ids.shape
-        lengths = torch.full((b,), n) if attention_mask is None else attention_mask.sum(dim=1).cpu()
-        if not state.groups:
-            equal = [torch.nonzero(lengths == length)[:, 0] for length in torch.unique(lengths)]
-            state.groups = [(rows, self.decoder(len(rows), plan)) for rows in equal]
-        return state.extend(input_ids, lengths), state
+        """Take tokens (b, n) of each text, padded only where texts begin; return the logits (b, V) after them."""
+        input_ids, attention_mask = self.checked_tokens(input_ids, attention_mask)
+        size, limit, begun = len(state.lengths), min(plan, self.longest_text), bool(state.groups)
+        if input_ids.ndim != 2 or len(input_ids) != size or input_ids.numel() == 0:
+            raise InputError(
+                f"input_ids must be ({size}, n), a token or more of each text, and have the shape "
+                f"{tuple(input_ids.shape)}: begin with the end-of-text token where there is no prompt"
+            )
+        padding = None
+        if attention_mask is not None:
+            lm.documents_of(input_ids, attention_mask, None, wait=True)  # refuses a mask that means nothing
+            input_ids, padding = lm.left_padded(input_ids, attention_mask)
+        if padding is not None and begun:
+            raise InputError("padding comes before a text's first token, and all have begun: pass no attention_mask")
+        n = input_ids.shape[1]
+        taken = torch.full_like(state.lengths, n) if padding is None else n - padding.cpu()
+        if int((state.lengths + taken).max()) > limit:
+            raise InputError(
+                f"texts end at {limit} tokens, {int(state.lengths.max())} have come and {n} would follow: plan for "
+                "more, or take a model whose texts are longer"
+            )
+        if not begun:
+            each = [torch.nonzero(taken == length)[:, 0] for length in taken.unique()]
+            state.groups = [(rows, self.decoder(len(rows), plan)) for rows in each]
+        state.lengths = state.lengths + taken
+        rows = torch.cat([rows for rows, _ in state.groups])
+        parts = [
+            decoder.extend(input_ids[rows.to(input_ids.device), n - int(taken[rows[0]]) :])
+            for rows, decoder in state.groups
+        ]
+        return torch.cat(parts)[rows.argsort().to(input_ids.device)], state
 
     @torch.no_grad()
     def stream_step(self, plan: int, state: _Texts, tokens: Tensor) -> tuple[Tensor, _Texts]:
         """Take a token (b,) of each text; return the logits (b, V) of the next ones."""
-        return state.extend(tokens[:, None], torch.ones(len(tokens))), state
+        return self.stream_prefill(plan, state, tokens[..., None])
 
+    @torch.no_grad()
     def stream_reorder(self, state: _Texts, indices: Tensor) -> _Texts:
-        """Return some of the texts, each at most once."""
-        return state.chosen(indices.cpu())
+        """Return texts of the rows `indices` (c,), in any order and number; `state` stays as it is."""
+        return state.select(indices.cpu())
 
 
+@dataclass
 class _Texts:
-    """A batch of texts that are read, those of one length by one decoder."""
+    """A batch of texts that are read, those that began with as many tokens by one decoder."""
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._going = torch.arange(size)  # the texts of the batch that go on; others ended
-        self.groups: list[tuple[Tensor, Decoder]] = []
+    lengths: Tensor
+    """Tokens of each, (b,), on the CPU."""
+    groups: list[tuple[Tensor, Decoder]] = field(default_factory=list)
+    """Rows of the batch, on the CPU, and the decoder that reads them."""
 
-    def extend(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        """Take the last `lengths` (b,) of tokens (b, n), of those that go on; return the logits (b, V) after them."""
-        device = input_ids.device
-        every = input_ids.new_zeros(self._size, input_ids.shape[1])  # texts that ended take any tokens
-        every[self._going.to(device)] = input_ids
-        lengths = torch.ones(self._size).index_copy(0, self._going, lengths.float())
-        found: Tensor | None = None
+    def select(self, indices: Tensor) -> _Texts:
+        """Return the texts of these indices."""
+        size = len(self.lengths)
+        if indices.is_floating_point() or indices.dtype == torch.bool:
+            raise InputTypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
+        if indices.ndim != 1 or not len(indices) or bool(((indices < 0) | (indices >= size)).any()):
+            raise InputError(f"indices must be (c,), one or more rows of the batch, 0 to {size - 1}")
+        texts = _Texts(self.lengths[indices])
         for rows, decoder in self.groups:
-            logits = decoder.extend(every[rows.to(device)][:, -int(lengths[rows].max()) :])
-            found = logits.new_zeros(self._size, logits.shape[1]) if found is None else found
-            found[rows.to(device)] = logits
-        assert found is not None
-        return found[self._going.to(device)]
-
-    def chosen(self, indices: Tensor) -> _Texts:
-        """Return the texts of these indices; decoders of which none goes on are dropped."""
-        if len(torch.unique(indices)) < len(indices):
-            raise UnsupportedError("rows of comparison models cannot be copied: give each index once")
-        texts = _Texts(self._size)
-        texts._going = self._going[indices]
-        texts.groups = [group for group in self.groups if bool(torch.isin(group[0], texts._going).any())]
+            places = torch.full_like(self.lengths, -1)
+            places[rows] = torch.arange(len(rows), device="cpu")
+            chosen = places[indices]  # (c,), -1 for rows of other decoders
+            if bool((chosen >= 0).any()):
+                texts.groups.append((torch.nonzero(chosen >= 0)[:, 0], decoder.select(chosen[chosen >= 0])))
         return texts
 
 

@@ -148,6 +148,10 @@ class HyenaMixer(Mixer):
 
         return self._gated(u, product)
 
+    def select(self, cache: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+        """Return a cache of rows, of the stream too."""
+        return super().select(cache, rows) | {"long": streaming.stream_reorder(cache["long"], rows)}
+
     def _gated(self, u: Tensor, product: Any) -> Tensor:
         """Return the output of (b, t + 2, 3 d) inputs, two of them past, given the long convolution."""
         g0, g1, v = self.short(u.mT).mT.chunk(3, dim=-1)  # (b, t, d) each

@@ -29,11 +29,6 @@ from .transformers_models import NO_SPECIAL_TOKENS, TransformersArchitecture, Tr
 
 __all__ = ["Mamba2", "Mamba2Config", "Mamba2Model"]
 
-if not torch.cuda.is_available():  # where transformers' advice to install kernels of CUDA is of no use
-    logging.getLogger("transformers.integrations.hub_kernels").addFilter(
-        lambda record: "reference PyTorch implementation" not in record.getMessage()
-    )
-
 EXPAND = 2
 TAPS = 4
 
@@ -93,6 +88,8 @@ class Mamba2Model(TransformersModel, transformers.Mamba2ForCausalLM):  # type: i
         """Make the model with transformers' initial parameters."""
         super().__init__(config.to_transformers())
         self.vocab_size = config.vocab_size
+        if not torch.cuda.is_available():  # where transformers' advice to install kernels of CUDA is of no use
+            logging.getLogger("transformers.integrations.hub_kernels").addFilter(_is_no_advice)
 
 
 class Mamba2(TransformersArchitecture[Mamba2Config]):
@@ -113,3 +110,8 @@ class Mamba2(TransformersArchitecture[Mamba2Config]):
         between = (chunks + 1) ** 2 * inner * state / n  # every chunk's state reaches all later ones
         projections = d * (2 * inner + groups + config.n_heads) + inner * d + TAPS * (inner + groups)
         return linear(projections + scan + between) * config.n_layers + linear(d * config.vocab_size)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    """Let a message pass unless it tells of the slower implementation; a function, which a logger adds once."""
+    return "reference PyTorch implementation" not in record.getMessage()

@@ -7,6 +7,7 @@ with LayerNorm, as in the masked mixer, Hyena and linear attention of the paper'
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -36,16 +37,20 @@ class ResidualConfig(ComparisonConfig):
         return 4 * self.d_model if self.d_mlp is None else self.d_mlp
 
 
-class Mixer(nn.Module):
+class Mixer(nn.Module, ABC):
     """Mixes the tokens of (b, n, d) causally."""
 
+    @abstractmethod
     def begin(self, batch_size: int, capacity: int) -> dict[str, Any]:
         """Return what is kept of texts that have not begun."""
-        raise NotImplementedError
 
+    @abstractmethod
     def extend(self, x: Tensor, cache: dict[str, Any]) -> Tensor:
         """Return the mixed next tokens, of the shape of `x`, (b, t, d), and keep in `cache` what later ones need."""
-        raise NotImplementedError
+
+    def select(self, cache: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+        """Return a cache of `rows` (c,) of the texts, copied: of each tensor in it, as many of its first axis."""
+        return {name: kept[rows.to(kept.device)] if isinstance(kept, Tensor) else kept for name, kept in cache.items()}
 
 
 class Block(nn.Module):
@@ -121,25 +126,34 @@ class ResidualModel(CausalModel, nn.Module):
 
     def decoder(self, batch_size: int, capacity: int) -> Decoder:
         """Begin to read texts; see `CausalModel.decoder`."""
-        return _Decoder(self, batch_size, capacity)
+        return _Decoder(self, [mixer.begin(batch_size, capacity) for mixer in self.mixers])
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """The mixer of each block."""
+        return [cast(Block, block).mix for block in self.blocks]
 
 
 class _Decoder(Decoder):
     """A cache a block."""
 
-    def __init__(self, model: ResidualModel, batch_size: int, capacity: int) -> None:
-        self._model, self._position = model, 0
-        self._caches = [cast(Block, block).mix.begin(batch_size, capacity) for block in model.blocks]
+    def __init__(self, model: ResidualModel, caches: list[dict[str, Any]], position: int = 0) -> None:
+        self._model, self._caches, self._position = model, caches, position
 
     def extend(self, input_ids: Tensor) -> Tensor:
         """Take the next tokens."""
         model = self._model
         x = model.embedded(input_ids, self._position)
-        for block, cache in zip(model.blocks, self._caches, strict=True):
-            mixer = cast(Block, block).mix
+        for block, mixer, cache in zip(model.blocks, model.mixers, self._caches, strict=True):
             x = block(x, lambda y, mixer=mixer, cache=cache: mixer.extend(y, cache))
         self._position += input_ids.shape[1]
         return cast(Tensor, model.unembed(model.final_norm(x[:, -1])))
+
+    def select(self, rows: Tensor) -> Decoder:
+        """Copy rows of each block's cache."""
+        model = self._model
+        caches = [mixer.select(cache, rows) for mixer, cache in zip(model.mixers, self._caches, strict=True)]
+        return _Decoder(model, caches, self._position)
 
 
 def residual_flops(config: ResidualConfig, mixer: Flops) -> Flops:

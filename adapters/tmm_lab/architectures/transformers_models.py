@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar, cast
 
@@ -9,6 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tmm_adapters.architecture import config_to_dict
+from tmm_adapters.torch.batches import check_tokens
+from tmm_core.errors import InputError
 
 from .causal import CausalModel, Decoder
 from .comparison import Comparison, ComparisonConfig
@@ -60,8 +63,15 @@ class TransformersModel(CausalModel):
     ) -> Any:
         """Return the logits, and with targets the loss; see `tmm_adapters.architecture`."""
         if targets is None and segment_ids is None:
+            if input_ids is not None:
+                input_ids = check_tokens("input_ids", input_ids, self.vocab_size)
             return super().forward(input_ids, **options)  # type: ignore[misc]
-        assert input_ids is not None
+        if input_ids is None:
+            raise InputError("targets and segment_ids belong to input_ids, which are missing: give them")
+        if options:
+            raise InputError(
+                f"{', '.join(options)} cannot be given with targets or segment_ids: leave one or the other"
+            )
         return self.losses(input_ids, targets=targets, segment_ids=segment_ids)
 
     def logits(self, input_ids: Tensor) -> Tensor:
@@ -76,9 +86,8 @@ class TransformersModel(CausalModel):
 class _Decoder(Decoder):
     """The cache of transformers, of keys and values or of states."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._cache: dict[str, Any] = {}
+    def __init__(self, model: PreTrainedModel, cache: dict[str, Any] | None = None) -> None:
+        self._model, self._cache = model, cache or {}
 
     def extend(self, input_ids: Tensor) -> Tensor:
         """Take the next tokens."""
@@ -86,3 +95,10 @@ class _Decoder(Decoder):
         name = "cache" if "cache" in outputs else "past_key_values"
         self._cache = {name: outputs[name]}
         return cast(Tensor, outputs.logits[:, -1])
+
+    def select(self, rows: Tensor) -> Decoder:
+        """Copy the cache, and reorder the copy."""
+        cache = copy.deepcopy(self._cache)
+        for kept in cache.values():
+            kept.reorder_cache(rows)
+        return _Decoder(self._model, cache)

@@ -237,16 +237,14 @@ class _Reader:
         self._model = cast(ContinuedModel, model)
         self._plan = self._model.stream_plan(capacity)
         self.state = self._model.stream_init(self._plan, batch)
-        self._begun = False
 
     @torch.inference_mode()
     def extend(self, ids: Tensor) -> None:
         """Take tokens (b, t)."""
-        if ids.shape[1] == 1 and self._begun:
+        if ids.shape[1] == 1:
             _, self.state = self._model.stream_step(self._plan, self.state, ids[:, 0])
         else:
             _, self.state = self._model.stream_prefill(self._plan, self.state, ids, None)
-        self._begun = True
 
 
 class _TrainingStep:
