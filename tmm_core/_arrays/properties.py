@@ -10,13 +10,14 @@ from typing import Any
 import array_api_compat as compat
 
 from ..errors import InputTypeError
-from .exchange import Array, dtype_name, is_traced, namespace_of
+from .exchange import Array, dtype_name, is_traced, namespace_of, share_like
 
 __all__ = [
     "as_integers",
     "computed_in",
     "conj",
     "device_of",
+    "indices_like",
     "is_real",
     "matmul",
     "nan_where",
@@ -151,6 +152,12 @@ def as_integers(a: Array) -> Array:
     """Return integers of any width as the library's own: it may not compute with all, nor look up by them."""
     xp = namespace_of(a)
     return xp.astype(a, xp.__array_namespace_info__().default_dtypes()["integral"], copy=False)
+
+
+def indices_like(indices: Array, cache: Array) -> Array:
+    """Return a padding, or numbers of rows, as integers of the library that holds a cache."""
+    xp = namespace_of(indices)
+    return indices if xp is namespace_of(cache) else share_like(xp.astype(indices, xp.int32), cache)
 
 
 def is_real(x: Array) -> bool:

@@ -8,28 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NoReturn
 
-from .._arrays.exchange import Array, namespace_of, share_like
+from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import device_of, nan_where, values_within_reach
-from ..errors import InputError, InputTypeError
 from . import tiles
 from .toeplitz import quiet
 
-if TYPE_CHECKING:
-    from ..streaming import StreamPlan
-    from ..streaming._plans import Stepper
-
-__all__ = [
-    "ExchangedStream",
-    "LayerStream",
-    "StreamLayer",
-    "StreamState",
-    "indices_like",
-    "least_of",
-    "no_room",
-    "other_plan",
-]
+__all__ = ["ExchangedStream", "LayerStream", "StreamLayer", "least_of"]
 
 LEAF = 64
 """Inputs summed directly: on one core in NumPy, (1, 512) float32, a tile of 64 takes as long as some 10 such sums."""
@@ -188,95 +173,9 @@ def _after(padding: Array, n: int) -> Array:
     return xp.arange(n, dtype=padding.dtype, device=device_of(padding)) >= padding[:, None]
 
 
-class StreamState:
-    """One stream of a batch of rows: what has come, and what it will still contribute.
-
-    Attributes
-    ----------
-    plan : StreamPlan
-        Shared, never copied.
-    shape : tuple of int
-        Of a token's input, `(*batch, d)`.
-    cache : array, (b, length, d)
-        Inputs before entry `at`, pending outputs from it on. In float32 for halves, of the engine's library.
-    origin, at : int
-        The time of the cache's first entry, and the entry of the next token.
-    end : int
-        Entries that may be used: all, or as many as the position bias has positions for.
-    padding : array of int, (b,), or None
-        The left padding of each row: positions are counted from there.
-    """
-
-    # No instance dictionary: a step reads a handful of these.
-    __slots__ = (
-        "__weakref__", "at", "cache", "direct", "end", "handle", "origin", "padding", "plan", "rows", "shape", "steps"
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        plan: StreamPlan,
-        steps: Stepper,
-        shape: tuple[int, ...],
-        cache: Array,
-        *,
-        origin: int = 0,
-        at: int = 0,
-        end: int,
-        padding: Array | None = None,
-    ) -> None:
-        """Make a stream that goes on with a cache of its own, in C order."""
-        self.plan, self.steps, self.shape, self.cache = plan, steps, shape, cache
-        self.origin, self.at, self.end, self.padding = origin, at, end, padding
-        self.rows = rows = (int(cache.shape[0]), int(cache.shape[2]))
-        self.direct = shape == rows and not steps.half  # tokens go to the engine as they are
-        self.handle = steps.handle_of(self)
-
-    def __copy__(self) -> StreamState:
-        """Return a stream that goes on by itself from here: two on one cache would write over each other."""
-        cache = namespace_of(self.cache).asarray(self.cache, copy=True)
-        plan, steps, shape = self.plan, self.steps, self.shape
-        return StreamState(
-            plan, steps, shape, cache, origin=self.origin, at=self.at, end=self.end, padding=self.padding
-        )
-
-    def __deepcopy__(self, memo: dict[int, object]) -> StreamState:
-        """Return the same: plans are shared, never copied."""
-        return self.__copy__()
-
-    def __reduce__(self) -> NoReturn:
-        raise InputTypeError("a stream belongs to its plan and cannot be pickled: keep its tokens, and prefill another")
-
-    @property
-    def position(self) -> int:
-        """The number of tokens that have come, padding included."""
-        return self.origin + self.at
-
-
 def least_of(padding: Array | None) -> int:
     """Return how much longer than the position bias a stream may be: 0 where that cannot be known."""
     if padding is None or padding.shape[0] == 0:
         return 0
     least = namespace_of(padding).min(padding)
     return int(least) if values_within_reach(least) else 0
-
-
-def indices_like(indices: Array, cache: Array) -> Array:
-    """Return a padding, or numbers of rows, as integers of the library that holds a cache."""
-    xp = namespace_of(indices)
-    return indices if xp is namespace_of(cache) else share_like(xp.astype(indices, xp.int32), cache)
-
-
-def other_plan() -> InputError:
-    """Return the error for a state that another plan's streams go on with."""
-    return InputError("the state belongs to another plan: expected a state that stream_init made with this one")
-
-
-def no_room(position: int, count: int, capacity: int, max_len: int) -> InputError:
-    """Return the error for `count` more tokens than a stream has places for, of its own or of the position bias."""
-    came = f"{position} tokens have come and {count} would follow"
-    if position + count > capacity:
-        return InputError(f"the stream is full: {came}, with {capacity=}: plan with a larger capacity")
-    return InputError(
-        f"the position bias ends at {max_len=}, and {came}: end the stream there, "
-        "or use a model without position bias (position_bias=False), which runs on"
-    )

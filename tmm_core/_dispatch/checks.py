@@ -24,6 +24,8 @@ __all__ = [
     "check_rows",
     "check_segments",
     "check_signal",
+    "no_room",
+    "other_plan",
 ]
 
 _OPTIONAL = ("bias", "row", "segment_ids", "positions")
@@ -146,3 +148,19 @@ def check_segments(xp: Any, segment_ids: Array, x: Array, *, ordered: bool = Fal
             f"segment_ids must broadcast to {tuple(x.shape[:-1])}, one a position, and are {tuple(segment_ids.shape)}"
         ) from error
     return ids, check_ordered(ids) if not ordered else values_known(ids)
+
+
+def other_plan() -> InputError:
+    """Return the error for a state that another plan's streams go on with."""
+    return InputError("the state belongs to another plan: expected a state that stream_init made with this one")
+
+
+def no_room(position: int, count: int, capacity: int, max_len: int) -> InputError:
+    """Return the error for `count` more tokens than a stream has places for, of its own or of the position bias."""
+    came = f"{position} tokens have come and {count} would follow"
+    if position + count > capacity:
+        return InputError(f"the stream is full: {came}, with {capacity=}: plan with a larger capacity")
+    return InputError(
+        f"the position bias ends at {max_len=}, and {came}: end the stream there, "
+        "or use a model without position bias (position_bias=False), which runs on"
+    )

@@ -55,7 +55,7 @@ from .._definition.masks import (
     split_finite,
 )
 from .._definition.pieces import Piece, cut_into_pieces
-from .._definition.streaming import ExchangedStream, LayerStream, StreamLayer, StreamState
+from .._definition.streaming import ExchangedStream, LayerStream, StreamLayer
 from .._definition.toeplitz import Method
 from .._definition.toeplitz import causal_toeplitz_correlate as definition_correlate
 from .._definition.toeplitz import causal_toeplitz_matmul as definition_matmul
@@ -74,6 +74,7 @@ from ._protocols import (
 )
 from ._registry import Backend, Rank, available_backends, described_backends, get_backend, registered_backends
 from ._run import run_correlate, run_matmul
+from ._states import Stepper, StreamState
 
 __all__ = [
     "ERROR_CONSTANT",
@@ -93,6 +94,7 @@ __all__ = [
     "Queued",
     "Rank",
     "Request",
+    "Stepper",
     "StreamBridge",
     "StreamLayer",
     "StreamRecorder",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from .._arrays.exchange import Array
-from .._definition.streaming import LayerStream, StreamLayer, StreamState
+from .._definition.streaming import LayerStream, StreamLayer
 from .._definition.toeplitz import Method
+from ._states import StreamState
 
 __all__ = [
     "Bridge",

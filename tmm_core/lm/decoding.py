@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._arrays.exchange import Array, is_traced, namespace_of
-from .._arrays.properties import nan_where, values_within_reach
-from .._definition.streaming import indices_like, no_room, other_plan
-from .._dispatch.checks import check_count, check_rows
+from .._arrays.properties import indices_like, nan_where, values_within_reach
+from .._dispatch.checks import check_count, check_rows, no_room, other_plan
 from ..config import TMMConfig
 from ..errors import InputError
 from . import model as lm

@@ -10,9 +10,9 @@ import array_api_compat as compat
 
 from .._arrays.exchange import Array, is_traced, library_of, namespace_of
 from .._arrays.properties import as_integers, device_of, is_real, result_dtype, result_dtype_name, values_within_reach
-from .._definition.streaming import StreamState, other_plan
 from .._dispatch import choice
-from .._dispatch.checks import check_arrays, check_count, check_filter, check_heads, check_rows
+from .._dispatch.checks import check_arrays, check_count, check_filter, check_heads, check_rows, other_plan
+from ..backend import StreamState
 from ..errors import InputError, InputTypeError
 from ..mixing import check_bias_heads, lags_of, running_sums
 from ._plans import StreamPlan

@@ -9,19 +9,11 @@ from typing import Any, NoReturn
 import array_api_compat as compat
 
 from .._arrays.exchange import Array, device_kind, dtype_name, is_traced, library_of, namespace_of, share
-from .._arrays.properties import computed_in, device_of, is_real, nan_where
-from .._definition.streaming import (
-    ExchangedStream,
-    LayerStream,
-    StreamLayer,
-    StreamState,
-    indices_like,
-    least_of,
-    no_room,
-)
+from .._arrays.properties import computed_in, device_of, indices_like, is_real, nan_where
+from .._definition.streaming import ExchangedStream, LayerStream, StreamLayer, least_of
 from .._dispatch import choice
-from .._dispatch.checks import check_arrays
-from ..backend import Request, StreamBridge, StreamRecorder
+from .._dispatch.checks import check_arrays, no_room
+from ..backend import Request, StreamBridge, StreamRecorder, StreamState
 from ..errors import InputError, InputTypeError
 from ..toeplitz import causal_toeplitz_matmul
 
