@@ -109,7 +109,7 @@ def values_within_reach(*arrays: Array | None) -> bool:
     for array in arrays:
         if array is None or type(array) in _valued:
             continue
-        if is_traced(array) or compat.is_dask_array(array) or (torch is not None and _is_stand_in(torch, array)):
+        if is_traced(array) or compat.is_dask_array(array) or (torch is not None and _has_no_values(torch, array)):
             return False
         if not (compat.is_torch_array(array) or _is_queued(array)):
             _valued.add(type(array))
@@ -121,7 +121,7 @@ def _is_queued(array: Array) -> bool:
     return compat.is_cupy_array(array) or (compat.is_torch_array(array) and array.device.type != "cpu")
 
 
-def _is_stand_in(torch: Any, array: Array | None) -> bool:
+def _has_no_values(torch: Any, array: Array | None) -> bool:
     """Return whether a tensor has no values: the compiler's, `torch.func`'s, or one that is only a shape."""
     if not isinstance(array, torch.Tensor):
         return False

@@ -253,7 +253,7 @@ def _batched_product(arrays: Any, dims: Any, **params: Any) -> tuple[Array, int]
     if ids_dim and ids_dim[0] is not None:  # heads share their documents: one by one
         each = (w, x, jnp.moveaxis(ids[0], ids_dim[0], 0))
         return lax.map(lambda row: product_p.bind(*row, **params), each), 0
-    y = product_p.bind(w.reshape(-1, *w.shape[2:]), _beside(x), *ids, **params)
+    y = product_p.bind(w.reshape(-1, *w.shape[2:]), _as_channels(x), *ids, **params)
     return y.reshape(*y.shape[:-1], size, -1), y.ndim - 1
 
 
@@ -265,7 +265,7 @@ def _batched_correlation(arrays: Any, dims: Any, *, heads: int, **params: Any) -
     if ids_dim and ids_dim[0] is not None:
         each = (x, g, jnp.moveaxis(ids[0], ids_dim[0], 0))
         return lax.map(lambda row: correlate_p.bind(*row, heads=heads, **params), each), 0
-    c = correlate_p.bind(_beside(x), _beside(g), *ids, heads=size * heads, **params)
+    c = correlate_p.bind(_as_channels(x), _as_channels(g), *ids, heads=size * heads, **params)
     return c.reshape(size, heads, *c.shape[1:]), 0
 
 
@@ -278,7 +278,7 @@ def _front(a: Array, dim: int | None, size: int) -> Array:
     return jnp.broadcast_to(a, (size, *a.shape)) if dim is None else jnp.moveaxis(a, dim, 0)
 
 
-def _beside(a: Array) -> Array:
+def _as_channels(a: Array) -> Array:
     """Return a batch of signals `(batch, ..., n, d)` side by side, `(..., n, batch * d)`."""
     a = jnp.moveaxis(a, 0, -2)
     return a.reshape(*a.shape[:-2], a.shape[-2] * a.shape[-1])

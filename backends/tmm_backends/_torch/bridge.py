@@ -136,7 +136,7 @@ class Product(torch.autograd.Function):
             each = [_apply(Product, w[i], x[i], segment_ids[i], engine, adjoint, method) for i in range(size)]
             return torch.stack(each), 0
         ids = None if segment_ids is None else segment_ids[0]
-        y = _apply(Product, w.flatten(0, 1), _beside(x), ids, engine, adjoint, method)
+        y = _apply(Product, w.flatten(0, 1), _as_channels(x), ids, engine, adjoint, method)
         return y.reshape(*y.shape[:-1], size, -1), y.ndim - 1
 
 
@@ -209,7 +209,9 @@ class Correlation(torch.autograd.Function):
             ids = segment_ids.movedim(ids_dim, 0)
             options = (engine, lags, heads, kernel_size, method)
             return torch.stack([_apply(Correlation, x[i], g[i], ids[i], *options) for i in range(size)]), 0
-        c = _apply(Correlation, _beside(x), _beside(g), segment_ids, engine, lags, size * heads, kernel_size, method)
+        c = _apply(
+            Correlation, _as_channels(x), _as_channels(g), segment_ids, engine, lags, size * heads, kernel_size, method
+        )
         return c.reshape(size, heads, *c.shape[1:]), 0
 
 
@@ -218,7 +220,7 @@ def _front(a: Tensor, dim: int | None, size: int) -> Tensor:
     return a.expand(size, *a.shape) if dim is None else a.movedim(dim, 0)
 
 
-def _beside(a: Tensor) -> Tensor:
+def _as_channels(a: Tensor) -> Tensor:
     """Return a batch of signals `(batch, ..., n, d)` side by side, `(..., n, batch * d)`."""
     return a.movedim(0, -2).flatten(-2)
 

@@ -86,7 +86,7 @@ class TorchEngine:
             return torch.zeros(x.shape, dtype=dtype, device=x.device)
         w = w[..., : x.shape[-2]].to(computed)
         if method == "direct":
-            return _exact_product(w, x, adjoint, segment_ids).to(dtype)
+            return _direct_product(w, x, adjoint, segment_ids).to(dtype)
         nan_mask, scales = None, Scales.of_product(w, x)
         if not scales.finite:
             w, bad_w = split_finite(w)
@@ -229,7 +229,7 @@ def _correlation_by_segments(
     return out
 
 
-def _exact_product(w: Tensor, x: Tensor, adjoint: bool, segment_ids: Tensor | None) -> Tensor:
+def _direct_product(w: Tensor, x: Tensor, adjoint: bool, segment_ids: Tensor | None) -> Tensor:
     """Return the product by direct sums, row by row in float64: no flag for faster float32 products touches those."""
     ids = None if segment_ids is None else segment_ids.expand(x.shape[:-1]).reshape(-1, x.shape[-2])
     rows = x.reshape(-1, *x.shape[-2:])
