@@ -236,8 +236,8 @@ def test_training_and_evaluation_isolate_documents_unless_joined(joined: bool, m
     data: Any = SimpleNamespace(training_tokens=tokens, held_out_tokens=tokens, tokenizer=ByteTokenizer())
     options = TrainingOptions(join_documents=joined)
     job = Job.of(Run(Path("run"), {}), dataclasses.replace(HEADS, vocab_size=257), options, data)
-    for samples in (job.samples, job.held_out):
-        sample = {name: array.reshape(-1) for name, array in samples[0].items()}
+    for one in (job.samples.batch([0]), job.held_out[0]):
+        sample = {name: array.reshape(-1) for name, array in one.items()}
         assert ("segment_ids" in sample) is not joined
         if not joined:
             assert (np.diff(sample["segment_ids"]) == (sample["input_ids"][1:] == 256)).all()
