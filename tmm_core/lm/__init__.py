@@ -10,7 +10,7 @@ from .decoding import (
     stream_reorder,
     stream_step,
 )
-from .documents import IGNORED, documents_of, left_padded, next_token_targets, refused_rows, targets_of
+from .documents import IGNORED, documents_of, left_padded, next_token_targets, positions_of, refused_rows, targets_of
 from .model import bias_of, check_vocabulary, forward, loss
 from .parameters import check_params, decayed_names, flops_per_token, frozen_names, init_params, parameter_shapes
 from .plans import DecodingPlan, DecodingState, Filter, Mix, StreamedModel
@@ -36,6 +36,7 @@ __all__ = [
     "loss",
     "next_token_targets",
     "parameter_shapes",
+    "positions_of",
     "prefill_padded",
     "refused_rows",
     "stream_copy",

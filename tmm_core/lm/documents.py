@@ -8,9 +8,11 @@ from types import ModuleType
 from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import device_of, values_known, values_within_reach
 from .._dispatch.compilation import one_operation
+from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
+from ..mixing import document_positions
 
-__all__ = ["IGNORED", "documents_of", "left_padded", "next_token_targets", "refused_rows", "targets_of"]
+__all__ = ["IGNORED", "documents_of", "left_padded", "next_token_targets", "positions_of", "refused_rows", "targets_of"]
 
 IGNORED = -100
 """The label of a token that the loss passes over."""
@@ -118,6 +120,13 @@ def left_padded(ids: Array, mask: Array) -> tuple[Array, Array | None]:
         if not bool(xp.any(padding > 0)):
             return moved, None
     return moved, padding
+
+
+def positions_of(documents: Array | None, config: TMMConfig) -> Array | None:
+    """Return the position of each token within its document, for layers that ask for it; None where none does."""
+    if documents is None or not (config.mean or config.position_bias):
+        return None
+    return document_positions(documents)
 
 
 def refused_rows(documents: Array | None) -> Array | None:

@@ -17,7 +17,7 @@ from .._definition.toeplitz import quiet
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
 from ..mixing import float32_at_least, mix_tokens
-from .documents import IGNORED, documents_of, refused_rows, targets_of
+from .documents import IGNORED, documents_of, positions_of, refused_rows, targets_of
 from .parameters import check_params
 from .plans import Mix
 
@@ -88,12 +88,12 @@ def forward(
     xp = namespace_of(*params.values(), input_ids)
     input_ids = as_ids(xp, input_ids, "token")
     documents = documents_of(input_ids, attention_mask, segment_ids)
+    positions = positions_of(documents, config)
+    apart = {"segment_ids": documents, "positions": positions}
 
     def mix(name: str, x: Array) -> Array:
         bias = params.get(bias_of(name))
-        return mix_tokens(
-            params[name], x, bias, softplus=config.softplus, mean=config.mean, segment_ids=documents, backend=backend
-        )
+        return mix_tokens(params[name], x, bias, softplus=config.softplus, mean=config.mean, **apart, backend=backend)
 
     logits = logits_of(params, blocks(params, input_ids, config, mix), config)
     refused = refused_rows(documents)

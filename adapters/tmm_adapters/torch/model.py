@@ -49,18 +49,19 @@ class TokenMixing(nn.Module):
         c = self.config
         return {name: lm.Filter(*pair, c.d_model, c.softplus, c.mean) for name, pair in pairs.items()}
 
-    def forward(self, x: Tensor, segment_ids: Tensor | None = None, mix: Mix | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, segment_ids: Tensor | None = None, positions: Tensor | None = None, mix: Mix | None = None
+    ) -> Tensor:
         """Return the mixed tokens, of the shape of `x`.
 
-        Documents, numbered by `segment_ids`, (b, n), stay apart; `mix` mixes tokens with those that came before.
+        Documents, numbered by `segment_ids`, (b, n), stay apart; `positions` are those of tokens within them, where
+        layers share them; `mix` mixes tokens with those that came before.
         """
+        mixed = functools.partial(mix_tokens, segment_ids=segment_ids, positions=positions)
         x = self.in_proj(x)  # (b, n, d); head i owns the channels [i d/h, (i+1) d/h)
         for name, (lags, bias, _, softplus, mean) in self.filters().items():
             x = x if name == "lags" else F.silu(x)
-            if mix is None:
-                x = mix_tokens(lags, x, bias, softplus=softplus, mean=mean, segment_ids=segment_ids)
-            else:
-                x = mix(name, x)
+            x = mixed(lags, x, bias, softplus=softplus, mean=mean) if mix is None else mix(name, x)
         return cast(Tensor, self.out_proj(x))
 
 
@@ -92,11 +93,13 @@ class Block(nn.Module):
         self.mix_norm = _norm(config)
         self.mix = TokenMixing(config)
 
-    def forward(self, x: Tensor, segment_ids: Tensor | None = None, mix: Mix | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, segment_ids: Tensor | None = None, positions: Tensor | None = None, mix: Mix | None = None
+    ) -> Tensor:
         """Return the residual stream after the block, of the shape of `x`."""
         if self.mlp_first:
             x = x + self.mlp(self.mlp_norm(x))
-        x = x + self.mix(self.mix_norm(x), segment_ids, mix)
+        x = x + self.mix(self.mix_norm(x), segment_ids, positions, mix)
         if not self.mlp_first:
             x = x + self.mlp(self.mlp_norm(x))
         return x
@@ -197,8 +200,9 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
     def residual_stream(self, input_ids: Tensor, documents: Tensor | None = None, *, mix: Mix | None = None) -> Tensor:
         """Return what comes out of the last block, (b, n, d), or (b, d) where `mix` takes the next of a stream."""
         x = self.embed(input_ids)  # (b, n) -> (b, n, d)
+        positions = lm.positions_of(documents, self.tmm_config)
         for i, block in enumerate(self.blocks):
-            x = block(x, documents, None if mix is None else functools.partial(_of_block, mix, i))
+            x = block(x, documents, positions, None if mix is None else functools.partial(_of_block, mix, i))
         return cast(Tensor, x)
 
     def filters(self) -> dict[str, lm.Filter]:
