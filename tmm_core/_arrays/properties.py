@@ -103,7 +103,7 @@ def values_within_reach(*arrays: Array | None) -> bool:
 
     Ask for what has been computed of arrays: in a program of JAX's it has no values, though they may.
     """
-    torch = sys.modules.get("torch")
+    torch = _imported_torch()
     if torch is not None and torch.compiler.is_compiling():
         return False
     for array in arrays:
@@ -114,6 +114,15 @@ def values_within_reach(*arrays: Array | None) -> bool:
         if not (compat.is_torch_array(array) or _is_queued(array)):
             _valued.add(type(array))
     return True
+
+
+def _imported_torch() -> Any:
+    """Return PyTorch where somebody has imported it, else None."""
+    return sys.modules.get("torch")
+
+
+# As torch.compiler.assume_constant_result does: the compiler would look at every module that there is.
+_imported_torch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_queued(array: Array) -> bool:
