@@ -45,7 +45,8 @@ def test_every_test_lies_in_the_folder_of_its_subject() -> None:
 def test_every_skip_can_be_forbidden() -> None:
     """By `TMM_TEST_REQUIRE`, which `support.requirements` reads."""
     files = set(TESTS.rglob("*.py")) - {TESTS / "support" / "requirements.py", Path(__file__)}
-    assert not [path for path in files if re.search(r"importorskip\(|pytest\.skip\(", path.read_text())]
+    skips = re.compile(r"importorskip\(|pytest\.skip\(|mark\.skip")
+    assert not [path for path in files if skips.search(path.read_text())]
 
 
 def public_modules() -> list[str]:

@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 import pytest
-from support.requirements import import_or_skip
+from support.requirements import import_or_skip, skip_without
 
 import tmm_core
 from tmm_core._arrays import exchange
@@ -75,8 +75,9 @@ def test_a_missing_cufft_names_what_to_install(monkeypatch):
     assert "pip install 'cupy-cuda13x[ctk]'" in gpu.missing.__wrapped__()
 
 
-@pytest.mark.skipif(gpu.missing() is None, reason="there is a GPU here")
 def test_the_command_says_that_there_is_no_gpu(capsys):
+    if gpu.missing() is None:
+        skip_without("no_gpu", "there is a GPU here")
     assert main(["backends"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("cupy"))
     assert row.split()[:6] == ["cupy", cupy.__version__, "none", "there", "is", "no"]

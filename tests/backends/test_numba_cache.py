@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.processes import run_python
-from support.requirements import import_or_skip
+from support.requirements import import_or_skip, system_or_skip
 
 import_or_skip("numba")
 
@@ -164,8 +164,8 @@ def test_a_home_stands_for_the_users_cache(places, monkeypatch):
     assert places[1] / ".cache" in compiling._folder().parents
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="permissions are POSIX's")
 def test_a_folder_that_others_can_write_is_not_trusted(places):
+    system_or_skip("posix", "permissions are POSIX's")
     first = compiling._folder()
     for mode in (0o777, 0o720, 0o702):
         first.chmod(mode)
@@ -174,16 +174,16 @@ def test_a_folder_that_others_can_write_is_not_trusted(places):
     assert compiling._folder() == first
 
 
-@pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links here")
 def test_a_link_is_not_followed(places, tmp_path):
+    system_or_skip("posix", "links need no rights on POSIX only")
     first = compiling._folder()
     first.rename(tmp_path / "elsewhere")
     first.symlink_to(tmp_path / "elsewhere")
     assert places[1] in compiling._folder().parents
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="owners are POSIX's")
 def test_a_folder_of_somebody_else_is_not_trusted(places, monkeypatch):
+    system_or_skip("posix", "owners are POSIX's")
     first = compiling._folder()
     monkeypatch.setattr(os, "getuid", lambda: first.stat().st_uid + 1)
     assert compiling._folder() is None

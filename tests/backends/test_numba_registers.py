@@ -1,10 +1,8 @@
 """The Numba engine with the registers of other processors than this one."""
 
-import platform
-
 import pytest
 from support.processes import run_python
-from support.requirements import import_or_skip
+from support.requirements import import_or_skip, system_or_skip
 
 LAWS = """
 from tmm_backends._numba import lanes
@@ -17,7 +15,6 @@ print(max(lanes.WIDTHS.values()))
 AVX2 = "+avx,+avx2,+fma,+f16c"
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="names features of x86-64 processors")
 @pytest.mark.parametrize(
     ("features", "lanes", "dtypes"),
     [
@@ -27,6 +24,7 @@ AVX2 = "+avx,+avx2,+fma,+f16c"
     ],
 )
 def test_laws_hold_with_narrower_registers(features, lanes, dtypes, tmp_path):
+    system_or_skip("x86_64", "names features of x86-64 processors")
     import_or_skip("numba")
     environment = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = run_python(LAWS.format(dtypes=dtypes), PYTHONWARNINGS="error", **environment)

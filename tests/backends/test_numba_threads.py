@@ -1,6 +1,5 @@
 """The Numba engine among threads, forks and processes."""
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from support.numba_oracle import correlate, normal, product
 from support.processes import run_python
-from support.requirements import import_or_skip
+from support.requirements import import_or_skip, system_or_skip
 
 import_or_skip("numba")
 
@@ -139,8 +138,8 @@ def run(code, **environment):
     return done.stdout
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_forked_children_compute_too():
+    system_or_skip("posix", "only POSIX forks")
     printed = run(
         """
         check()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.requirements import system_or_skip
 
 from tmm_adapters.pretrained import load_model, read_config, read_tensors, save_model, write_tensors
 from tmm_core import TMMConfig, lm
@@ -89,8 +90,8 @@ except OSError as error:
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limits to set")
 def test_a_write_that_the_system_refuses_is_an_oserror(tmp_path: Path) -> None:
+    system_or_skip("posix", "limits are POSIX's")
     command = [sys.executable, "-c", WRITE_SMALL_FILES_ONLY, str(tmp_path / "model")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert re.match(r"cannot write .*model\.safetensors: .*File too large", done.stdout), done
