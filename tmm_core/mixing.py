@@ -60,7 +60,7 @@ def mix_tokens(
     method : {"auto", "direct"}
         As for `causal_toeplitz_matmul`.
     backend : str, optional
-        Who computes the product; see `tmm_core.use_backend`.
+        Name of the backend that computes the product; see `tmm_core.use_backend`.
 
     Returns
     -------

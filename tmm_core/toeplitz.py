@@ -106,7 +106,8 @@ def causal_toeplitz_matmul(
     segment_ids : array, broadcastable to (..., n), integer, non-decreasing
         Documents packed into one row; they do not see each other, and not one bit passes between them.
     backend : str, optional
-        Who computes; by default what `use_backend`, `TMM_BACKEND` or `auto` chooses. Never changes the meaning.
+        Name of the backend that computes; by default what `use_backend`, `TMM_BACKEND` or `auto` chooses. Never
+        changes the meaning.
 
     Returns
     -------

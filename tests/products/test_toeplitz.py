@@ -23,6 +23,11 @@ W, X = RNG.standard_normal((2, 5)), RNG.standard_normal((3, 20, 4))
         (TypeError, "float32", lambda: tmm_core.causal_toeplitz_matmul(W > 0, X)),
         (TypeError, "expected an array, got list", lambda: tmm_core.causal_toeplitz_matmul([1.0], X)),
         (ValueError, "must divide", lambda: tmm_core.causal_toeplitz_matmul(W, X[..., :3])),
+        (
+            ValueError,
+            "method must be .auto. or .direct.",
+            lambda: tmm_core.causal_toeplitz_matmul(W, X, method="exact"),
+        ),
         (ValueError, r"w must be \(k,\)", lambda: tmm_core.causal_toeplitz_matmul(W[:, :0], X)),
         (ValueError, r"w must be \(k,\)", lambda: tmm_core.causal_toeplitz_matmul(W[None, None], X)),
         (ValueError, "one-dimensional filter", lambda: tmm_core.causal_toeplitz_matmul(W, X[0, :, 0])),
@@ -113,7 +118,7 @@ def test_solutions_of_any_length(n):
     assert tmm_core.causal_toeplitz_inverse(w, n).shape == (2, n)
 
 
-def test_a_missing_right_hand_side_spoils_what_follows():
+def test_a_right_hand_side_that_is_not_finite_makes_nan_from_there_on():
     w, y = np.asarray([1.0, 0.5]), np.ones(50)
     y[20] = np.nan
     x = tmm_core.causal_toeplitz_solve(w, y)

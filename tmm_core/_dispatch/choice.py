@@ -1,4 +1,4 @@
-"""Who computes a product: the engine that is chosen, through the bridge of the arrays' library."""
+"""The way of a product: the engine is chosen, and called through the bridge of the arrays' library."""
 
 from __future__ import annotations
 

@@ -15,9 +15,17 @@ selects the bridge, the choice of backend selects the engine. To add one:
 4. Put it through the laws: `tmm_core.testing.check_backend("mine")`.
 
 `tests/backends/stranger` in the repository is such a distribution, complete, over `scipy.fft`. A backend imports this
-module and nothing else of `tmm_core`. Below the protocols are what runs an engine on arrays of any library, and how a
-backend is found by its name; the other names in `__all__` are helpers for arrays, and the definition itself, to which
-an engine may hand what it does not compute.
+module and nothing else of `tmm_core`. What it holds:
+
+- protocols, in `_protocols.py`: `Engine`, `Writer`, `Queued`, `Streamer`; `Bridge`, `LazyBridge`, `StreamBridge`,
+  `StreamRecorder`, `FunctionalStream`;
+- descriptions, in `_registry.py`: `Backend`, `Rank`, `Request`; `get_backend` finds one by its name;
+- engines on arrays of any library, in `_run.py`: `run_matmul` and `run_correlate`, for bridges;
+- arrays: `share` and `share_like` hand buffers over, `library_of`, `namespace_of`, `device_kind`, `dtype_name`,
+  `result_dtype`, `computed_in` and `values_known` ask about them;
+- the definition, to which an engine may hand what it does not compute: `definition_matmul`, `definition_correlate`,
+  `LayerStream`, and its parts: documents (`by_segments`, …), non-finite entries (`split_finite`, `nan_mask_of_outputs`,
+  …), pieces (`cut_into_pieces`), lengths of transforms (`fast_length`) and the error law (`error_factor`).
 """
 
 from .._arrays.exchange import (

@@ -53,7 +53,7 @@ def forward(
         Non-decreasing numbers of the documents packed into each row: none sees another, and positions are counted
         within each. Those of padding do not matter.
     backend : str, optional
-        Who computes the Toeplitz products; see `tmm_core.use_backend`.
+        Name of the backend that computes the Toeplitz products; see `tmm_core.use_backend`.
 
     Returns
     -------

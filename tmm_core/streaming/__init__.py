@@ -53,7 +53,7 @@ def stream_plan(
     softplus, mean : bool
         As in `mix_tokens`.
     backend : str, optional
-        Who computes; the choice is made here and stays.
+        Name of the backend that computes; the choice is made here and stays.
     leaf : int, optional
         A power of two: inputs since the last multiple of it are summed directly, older ones by transforms. The engine
         takes the one that is fastest unless given.
