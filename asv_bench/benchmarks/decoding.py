@@ -98,7 +98,7 @@ class Decoding:
 
 
 def _decoders() -> Any:
-    return require(f"{__package__}.decoders")
+    return require(f"{__package__}._decoders")
 
 
 def mean_seconds(call: Callable[[], Any], count: int) -> float:
@@ -183,7 +183,7 @@ def first_tokens(case: Decoding) -> Ratios:
 
 
 BASELINES: dict[str, Callable[[Decoding], Ratios]] = {
-    "authors' decode": joined,
+    "research code": joined,
     "authors' mixing alone": joined_mixing,
     "Transformer": transformer,
     "Transformer, first token after n": first_token,

@@ -10,7 +10,7 @@ import tmm_core
 from tmm_lab.bench import FULL, compare
 
 from . import ALLOCATORS, BACKEND, RATIO, check_same, lengths, measures, ready, require, samples
-from .baselines import torch_fft
+from ._baselines import torch_fft
 from .product import HEADS, Case
 
 LENGTHS = lengths(1024, 2048, 4096, 8192)

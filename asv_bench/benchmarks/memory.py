@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import BACKEND, glibc, measures, ready
-from .baselines import PRODUCTS
+from ._baselines import PRODUCTS
 from .product import HEADS, LENGTHS, Case
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")

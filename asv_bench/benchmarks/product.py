@@ -13,7 +13,7 @@ import tmm_core
 from tmm_lab.bench import FULL, compare
 
 from . import ALLOCATORS, BACKEND, RATIO, check_same, lengths, measures, ready, samples
-from .baselines import PRODUCTS, Floats
+from ._baselines import PRODUCTS, Floats
 
 LENGTHS = lengths(512, 1024, 2048, 4096, 8192, 32768, 131072)
 HEADS: tuple[int, ...] = (1, 4)

@@ -23,7 +23,7 @@ GradientsAgainst = _part(gradients.GradientsAgainst, N, HEADS)
 Memory = _part(memory.Memory, N, HEADS)
 TrainingAgainst = _part(training.TrainingAgainst, N, HEADS, schedule=QUICK, tokens=1024)
 StreamingAgainst = _part(streaming.StreamingAgainst, N, HEADS)
-DecodingAgainst = _part(decoding.DecodingAgainst, TOKENS, ("authors' decode", "no mixing"), schedule=QUICK)
+DecodingAgainst = _part(decoding.DecodingAgainst, TOKENS, ("research code", "no mixing"), schedule=QUICK)
 PackingAgainst = _part(packing.PackingAgainst, TOKENS, ("joined, default preset",), schedule=QUICK, tokens=1024)
 
 

@@ -12,7 +12,7 @@ import tmm_core
 from tmm_lab.bench import FULL, Schedule, take_turns
 
 from . import BACKEND, RATIO, check_same, lengths, measures, ready, samples
-from .baselines import HISTORIES, Step
+from ._baselines import HISTORIES, Step
 from .product import HEADS, Case
 
 TOKENS = lengths(64, 128, 256, 512, 1024, 8192, 32768)

@@ -13,7 +13,7 @@ from tmm_core import TMMConfig
 from tmm_lab.bench import Schedule, compare, take_turns
 
 from . import BACKEND, RATIO, check_same, lengths, measures, ready, require, samples
-from .baselines import MOST_DENSE
+from ._baselines import MOST_DENSE
 
 Step = Callable[[], float]
 """Takes a step of AdamW, and returns the loss."""

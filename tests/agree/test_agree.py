@@ -48,7 +48,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
-def spoil_products(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+def change_products(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
     """Let products of PyTorch's tensors come out wrong."""
     right = TOPICS["product"]
 
@@ -92,7 +92,7 @@ def test_backends_that_agree_pass_and_the_table_says_so(capsys: pytest.CaptureFi
 def test_a_wrong_backend_fails_and_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], change: Callable[[Any], Any], said: str
 ) -> None:
-    spoil_products(monkeypatch, change)
+    change_products(monkeypatch, change)
     code, out = run(capsys, "numpy", "torch")
     assert code == 1, out
     assert re.search(said, out), out
@@ -100,7 +100,7 @@ def test_a_wrong_backend_fails_and_is_named(
 
 
 def test_json_holds_every_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    spoil_products(monkeypatch, lambda y: y * np.nan)
+    change_products(monkeypatch, lambda y: y * np.nan)
     code, out = run(capsys, "--json", "numpy", "torch")
     told = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert (code, told["ok"], told["missing"]) == (1, False, {})

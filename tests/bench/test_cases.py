@@ -14,7 +14,7 @@ import benchmarks
 import numpy as np
 import pytest
 import torch
-from benchmarks import baselines, gradients, memory, product, streaming
+from benchmarks import _baselines, gradients, memory, product, streaming
 from support.requirements import import_or_skip, skip_without
 
 import tmm_core
@@ -28,32 +28,32 @@ FEW = Schedule(seconds=0.0, turns=2)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("name", baselines.PRODUCTS)
+@pytest.mark.parametrize("name", _baselines.PRODUCTS)
 def test_products_agree_with_the_definition(name: str, heads: int) -> None:
     import_or_skip(NEEDS[name])
     rng = np.random.default_rng(heads)
     w, x = rng.standard_normal((heads, 33)), rng.standard_normal((2, 33, 6))
     expected = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
-    found = np.asarray(baselines.PRODUCTS[name](w.astype(np.float32), x.astype(np.float32))())
+    found = np.asarray(_baselines.PRODUCTS[name](w.astype(np.float32), x.astype(np.float32))())
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 def test_gradients_agree_and_are_those_of_filters_and_signals() -> None:
     ours = partial(tmm_core.causal_toeplitz_matmul, backend="torch")
-    mine, others = (gradients.gradients(SMALL, function)() for function in (ours, baselines.torch_fft))
+    mine, others = (gradients.gradients(SMALL, function)() for function in (ours, _baselines.torch_fft))
     assert [g.shape for g in others] == [(2, 24), SMALL.shape]
     for one, other in zip(mine, others, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("name", baselines.HISTORIES)
+@pytest.mark.parametrize("name", _baselines.HISTORIES)
 def test_histories_agree_with_the_definition(name: str, heads: int) -> None:
     streams = streaming.Streams(33, heads, 6, "numpy")
     w, x = streams.w, streams.x
     expected = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
-    step = baselines.HISTORIES[name](w, x)
+    step = _baselines.HISTORIES[name](w, x)
     for t in (0, 5, 32, 7):
         np.testing.assert_allclose(np.asarray(step(t)), expected[t], rtol=0, atol=1e-5)
 
@@ -63,7 +63,7 @@ def test_tokens_are_put_into_the_history_within_a_step(name: str) -> None:
     """Otherwise the step would be spared what a stream has to do."""
     streams = streaming.Streams(33, 1, 6, "numpy")
     w, x = streams.w, streams.x
-    step = baselines.HISTORIES[name](w, x)
+    step = _baselines.HISTORIES[name](w, x)
     before = np.asarray(step(5)).copy()
     x[4:6] += 1  # the step puts token 5 into the history, and that alone
     np.testing.assert_allclose(np.asarray(step(5)) - before, w[0, 0], rtol=0, atol=1e-5)
@@ -71,8 +71,8 @@ def test_tokens_are_put_into_the_history_within_a_step(name: str) -> None:
 
 @pytest.mark.parametrize("wrong", [lambda y: y + 0.1, lambda y: y * np.float32(np.nan)])
 def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, wrong: Callable) -> None:
-    right = baselines.PRODUCTS["torch.fft"]
-    monkeypatch.setitem(baselines.PRODUCTS, "torch.fft", lambda w, x: lambda: wrong(right(w, x)()))
+    right = _baselines.PRODUCTS["torch.fft"]
+    monkeypatch.setitem(_baselines.PRODUCTS, "torch.fft", lambda w, x: lambda: wrong(right(w, x)()))
     monkeypatch.setattr(product, "Case", lambda n, heads: SMALL)
     monkeypatch.setattr(product, "BACKEND", "torch")
     benchmark, params = product.ProductAgainst(), (24, 2, "default", "torch.fft")
@@ -80,23 +80,23 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, wrong: Cal
     with pytest.raises(RuntimeError, match=r"torch\.fft and ours differ by"):
         benchmark.track_product(*params)
     streams = streaming.Streams(40, 2, 6, "numpy")
-    step = baselines.numpy_history(streams.w, streams.x)
+    step = _baselines.numpy_history(streams.w, streams.x)
     with pytest.raises(RuntimeError, match="it and ours differ by"):
         streaming.stream_ratios(streams, "it", lambda t: wrong(step(t)), FEW)
 
 
-@pytest.mark.parametrize("name", baselines.PRODUCTS)
+@pytest.mark.parametrize("name", _baselines.PRODUCTS)
 def test_a_missing_library_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for module in [module for module in sys.modules if module.split(".")[0] == NEEDS[name]]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, NEEDS[name], None)
     with pytest.raises(NotImplementedError, match=f"{NEEDS[name]}.* cannot be imported"):
-        baselines.PRODUCTS[name](*SMALL.arrays())
+        _baselines.PRODUCTS[name](*SMALL.arrays())
 
 
 def test_what_nobody_would_hold_or_has_is_nothing_to_measure() -> None:
     with pytest.raises(NotImplementedError, match="8193 rows"):
-        baselines.dense(*product.Case(baselines.MOST_DENSE + 1, 1).arrays())
+        _baselines.dense(*product.Case(_baselines.MOST_DENSE + 1, 1).arrays())
     with pytest.raises(NotImplementedError, match="'none' is not installed"):
         product.Product().setup(64, 1, "none")
 
@@ -132,7 +132,7 @@ def test_a_comparison_is_of_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tmm_core, "stream_step", ticking(tmm_core.stream_step))
     monkeypatch.setattr(streaming, "take_turns", partial(take_turns, clock=lambda: float(repr(seconds)[6:-1])))
     streams = streaming.Streams(40, 2, 6, "numpy")
-    step = ticking(baselines.numpy_history(streams.w, streams.x))
+    step = ticking(_baselines.numpy_history(streams.w, streams.x))
     assert streaming.stream_ratios(streams, "it", step, FEW) == [1.0, 1.0]
 
 

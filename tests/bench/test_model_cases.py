@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks import decoders, decoding, packing, training
-from benchmarks.decoders import JoinedDecoder, Text, Transformer, model_of
+from benchmarks import _decoders, decoding, packing, training
+from benchmarks._decoders import JoinedDecoder, Text, Transformer, model_of
 from benchmarks.decoding import Decoding
 from support.requirements import import_or_skip
 
@@ -131,7 +131,7 @@ def positions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         stepped.append(text.state.position)
         return step(text)
 
-    monkeypatch.setattr(decoders.Text, "step", noted)
+    monkeypatch.setattr(_decoders.Text, "step", noted)
     return stepped
 
 

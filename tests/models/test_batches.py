@@ -105,7 +105,7 @@ def test_labels_of_other_documents_and_of_padding_do_not_count():
 
 
 def test_targets_count_as_they_are():
-    """Across documents, too: the last token of one foretells the end-of-text that begins the next."""
+    """Across documents, too: the last token of one predicts the end-of-text that begins the next."""
     params, ids = random_params(HEADS), random_ids(HEADS)
     logits = lm.forward(params, ids, HEADS, segment_ids=np.sort(SEGMENTS))
     targets = np.roll(ids, -1, 1)
@@ -115,7 +115,7 @@ def test_targets_count_as_they_are():
     expected = nats[targets != lm.IGNORED].mean()
     assert lm.loss(params, ids, HEADS, targets=targets, segment_ids=np.sort(SEGMENTS)) == pytest.approx(expected)
     single = lm.loss(params, ids[:, :1], HEADS, targets=targets[:, :1])
-    assert np.isfinite(single), "one position can foretell a target"
+    assert np.isfinite(single), "one position can predict a target"
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------

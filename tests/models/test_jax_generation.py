@@ -111,7 +111,7 @@ def test_steps_compile_nothing_after_the_first_tiles():
     assert np.stack(found, axis=1) == pytest.approx(np.asarray(mix_tokens(w, x)), abs=1e-12)
 
 
-def test_an_input_spoils_no_more_than_the_lags_reach():
+def test_an_input_reaches_no_more_than_the_lags_reach():
     plan = streaming.stream_plan(jnp.ones((1, 2)), 9, backend="numba", leaf=8)
     state, found = streaming.stream_init(plan, (), 1), []
     for t in range(5):

@@ -83,7 +83,7 @@ def test_short_streams_have_no_tiles():
 
 @pytest.mark.parametrize("kernel_size", [1, 3])
 @pytest.mark.parametrize("lags", [20, 50, 300])
-def test_what_is_not_finite_spoils_what_it_does_in_a_product(kernel_size, lags):
+def test_what_is_not_finite_reaches_what_it_does_in_a_product(kernel_size, lags):
     w, x = normal(0, 2, kernel_size, lags), normal(1, 3, 200, 40)
     x[0, 70, 3], x[1, 9, 22], x[1, 190, 0] = np.nan, np.inf, -np.inf
     expected = tmm_core.causal_toeplitz_matmul(w, x, backend="numpy")
@@ -93,7 +93,7 @@ def test_what_is_not_finite_spoils_what_it_does_in_a_product(kernel_size, lags):
 
 @pytest.mark.parametrize("kernel_size", [1, 3])
 @pytest.mark.parametrize("bad", [0, 5, 40, 150])
-def test_a_lag_that_is_not_finite_spoils_what_comes_after_it_in_its_head(kernel_size, bad):
+def test_a_lag_that_is_not_finite_reaches_what_comes_after_it_in_its_head(kernel_size, bad):
     w, x = normal(0, 2, kernel_size, 160), normal(1, 1, 200, 24)
     w[1, kernel_size - 1, bad] = np.inf
     x[0, :, 20] = 0  # times infinity

@@ -74,14 +74,14 @@ class Twin:
             lag = times - times[:, None] if adjoint else times[:, None] - times
             seen = (lag >= 0) & (lag <= np.minimum(far, lags - 1)[:, None])
             for h in range(heads):
-                spoiled = np.broadcast_to((far >= first[h])[:, None], (n, width)).copy()
+                not_finite = np.broadcast_to((far >= first[h])[:, None], (n, width)).copy()
                 for k in range(kernel_size):
                     near = np.zeros((n, width), bool)
                     if k < width:
                         shown = bad[:, r, h, k:] if adjoint else bad[:, r, h, : width - k]
                         near[:, slice(0, width - k) if adjoint else slice(k, None)] = seen @ shown
-                    spoiled |= near
-                out[:, r, h][spoiled] = np.nan
+                    not_finite |= near
+                out[:, r, h][not_finite] = np.nan
 
 
 def wide(signals):

@@ -59,7 +59,7 @@ def test_both_write_the_same_until_each_context_is_full(
         assert main([*command, "--temperature", "0", "--framework", framework]) == 0
         said[framework] = capsys.readouterr()
     assert said["jax"].out == said["torch"].out
-    # The last of 16 places foretells a token too: 16 - 4 + 1 after the first prompt, 16 - 8 + 1 after the second.
+    # The last of 16 places predicts a token too: 16 - 4 + 1 after the first prompt, 16 - 8 + 1 after the second.
     assert "22 tokens written" in said["jax"].err
     assert "2 of 2 texts stopped at 16 tokens" in said["jax"].err
 

@@ -37,7 +37,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--quick", action="store_true", help="one length and fewer turns: half a minute")
     parser.add_argument("--backend", metavar="NAME", help="the engine measured (default: TMM_BACKEND, else numba)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of each side (default: 2, or 1 on one core)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="threads of ours and of each baseline (default: 2, or 1 on one core)"
+    )
     parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="positions; in training, contexts")
     parser.add_argument("--allocator", choices=ALLOCATORS, help="one of the two (default: both)")
     parser.add_argument("--json", action="store_true", help="print JSON, with all samples, in place of tables")

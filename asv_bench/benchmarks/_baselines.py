@@ -138,7 +138,7 @@ def torch_history(w: Floats, x: Floats) -> Step:
 
 
 def joined_history(w: Floats, x: Floats) -> Step:
-    """Return steps that join the history and the token by `torch.cat`, head by head, as the authors' decoding does."""
+    """Return steps that join the history and the token by `torch.cat`, head by head, as the research code does."""
     torch = require("torch")
     heads, n = w.shape
     lags = torch.from_numpy(w)
