@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from .errors import InputError, NotFoundError
+from .errors import InputError
 from .fields import Bounds, Configuration, Count, Size
 
-__all__ = ["PRESETS", "TMMConfig"]
+__all__ = ["TMMConfig"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,32 @@ class TMMConfig(Configuration):
 
     model_type: ClassVar[str] = "tmm"
     """The name of the architecture, as in the `config.json` of a model folder."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "default": {
+            "max_len": 256,
+            "d_model": 128,
+            "n_heads": 8,
+            "position_bias": False,
+            "lag_init": "shift",
+            "activation": "gelu_tanh",
+            "order": "mix_first",
+            "linear_init": "scaled",
+        },
+        "paper": {"vocab_size": 8000, "d_model": 1024, "n_layers": 16},
+        "paper-later": {
+            "vocab_size": 8000,
+            "d_model": 1024,
+            "n_layers": 16,
+            "order": "mix_first",
+            "norm": "rms",
+            "final_norm": True,
+            "softplus": True,
+            "mean": True,
+            "activation": "gelu_tanh",
+            "out_proj_bias": False,
+        },
+    }
+    """`default` is the best that two CPU cores train in three minutes; the others are the models of the paper."""
 
     vocab_size: Count = 257
     """Number of token ids; 257 is every byte and an end-of-text."""
@@ -114,51 +141,3 @@ class TMMConfig(Configuration):
     def has_projections(self) -> bool:
         """Whether linear maps lead into and out of the heads; the flat layer has none."""
         return self.projections and self.n_heads > 0
-
-    @classmethod
-    def preset(cls, name: str, **changes: Any) -> TMMConfig:
-        """Return the model called `name` in `PRESETS`, with `changes` to single fields.
-
-        Raises
-        ------
-        LookupError
-            If there is no such preset.
-        TypeError, ValueError
-            If a changed field does not exist or cannot be; see `TMMConfig`.
-
-        Examples
-        --------
-        >>> TMMConfig.preset("paper", n_layers=2).d_model
-        1024
-        """
-        if name not in PRESETS:
-            raise NotFoundError(f"unknown preset {name!r}: choose one of {', '.join(PRESETS)}")
-        return cls.from_dict({**PRESETS[name], **changes})
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "default": {
-        "max_len": 256,
-        "d_model": 128,
-        "n_heads": 8,
-        "position_bias": False,
-        "lag_init": "shift",
-        "activation": "gelu_tanh",
-        "order": "mix_first",
-        "linear_init": "scaled",
-    },
-    "paper": {"vocab_size": 8000, "d_model": 1024, "n_layers": 16},
-    "paper-later": {
-        "vocab_size": 8000,
-        "d_model": 1024,
-        "n_layers": 16,
-        "order": "mix_first",
-        "norm": "rms",
-        "final_norm": True,
-        "softplus": True,
-        "mean": True,
-        "activation": "gelu_tanh",
-        "out_proj_bias": False,
-    },
-}
-"""Whole models by name: `default` is the best that two CPU cores train in three minutes; the others are the paper's."""

@@ -15,9 +15,9 @@ import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from .errors import InputError, InputTypeError
+from .errors import InputError, InputTypeError, NotFoundError
 
 __all__ = ["Bounds", "Configuration", "Count", "FieldType", "Size", "field_types"]
 
@@ -29,7 +29,7 @@ _WORDS: dict[type, str] = {
     tuple: "texts",
     NoneType: "None",
 }
-_COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+_COMPARISONS = {"at_least": operator.ge, "above": operator.gt, "below": operator.lt}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,6 @@ class Bounds:
 
     at_least: float | None = None
     above: float | None = None
-    at_most: float | None = None
     below: float | None = None
 
     def _given(self) -> Iterator[tuple[str, float]]:
@@ -78,10 +77,34 @@ class Configuration:
         If it is out of its bounds; the message names the field.
     """
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
+    """Fields of whole configurations by name, `default` among them."""
+
     def __post_init__(self) -> None:
         """Check every field; a subclass that relates its fields to each other extends this."""
         for name, field in field_types(type(self)).items():
             _check(name, getattr(self, name), field)
+
+    @classmethod
+    def preset(cls, name: str = "default", **changes: Any) -> Self:
+        """Return the configuration called `name` in `presets`, with `changes` to single fields.
+
+        Raises
+        ------
+        LookupError
+            If there is no such preset.
+        TypeError, ValueError
+            If a changed field does not exist or cannot be.
+
+        Examples
+        --------
+        >>> from tmm_core import TMMConfig
+        >>> TMMConfig.preset("paper", n_layers=2).d_model
+        1024
+        """
+        if name not in cls.presets:
+            raise NotFoundError(f"{cls.__name__} has no preset {name!r}: choose one of {', '.join(cls.presets)}")
+        return cls.from_dict({**cls.presets[name], **changes})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:

@@ -93,9 +93,7 @@ class Architecture(ABC, Generic[C]):
     title: ClassVar[str]
     """The name in words."""
     config_class: ClassVar[type[Any]]
-    """A `ModelConfig`."""
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}}
-    """Fields of whole models by name, `default` among them."""
+    """A `ModelConfig`; its `presets` are those of the architecture."""
     frameworks: ClassVar[tuple[Framework, ...]] = ("torch",)
     """What it can be computed by."""
     has_toeplitz_products: ClassVar[bool] = False
@@ -106,21 +104,6 @@ class Architecture(ABC, Generic[C]):
         """The name under which it is registered."""
         name: str = self.config_class.model_type
         return name
-
-    def preset(self, name: str = "default", **changes: Any) -> C:
-        """Return the configuration called `name` in `presets`, with `changes` to single fields.
-
-        Raises
-        ------
-        LookupError
-            If there is no such preset.
-        TypeError, ValueError
-            If a changed field does not exist or cannot be.
-        """
-        if name not in self.presets:
-            raise NotFoundError(f"{self.name} has no preset {name!r}: choose one of {', '.join(self.presets)}")
-        config: C = self.config_class.from_dict({**self.presets[name], **changes})
-        return config
 
     # What a model is, without computing anything
 

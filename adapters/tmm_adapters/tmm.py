@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from tmm_core import TMMConfig, lm
-from tmm_core.config import PRESETS
 
 from .architecture import Architecture, Heatmap, JaxFunctions
 
@@ -24,7 +23,6 @@ class TMM(Architecture[TMMConfig]):
 
     title = "Toeplitz MLP Mixer"
     config_class = TMMConfig
-    presets = PRESETS
     frameworks = ("torch", "jax")
     has_toeplitz_products = True
 

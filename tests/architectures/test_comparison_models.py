@@ -64,7 +64,7 @@ def test_models_of_the_papers_size_have_as_many_parameters_as_published(name):
             count = sum(map(math.prod, lm.parameter_shapes(config).values()))
         else:
             architecture = get_architecture(name)
-            count = architecture.n_parameters(architecture.preset("paper", d_model=d))
+            count = architecture.n_parameters(architecture.config_class.preset("paper", d_model=d))
         assert round((count + _missing(name, d)) / 1e6, 1) == published
 
 
@@ -75,7 +75,7 @@ def test_models_of_the_papers_size_have_as_many_parameters_as_published(name):
 def test_models_of_transformers_give_its_logits(architecture, name, ids):
     import transformers
 
-    config = architecture().preset(**SMALL)
+    config = architecture.config_class.preset(**SMALL)
     model = architecture().torch_model(config, seed=0)
     theirs = getattr(transformers, f"{name}ForCausalLM")(config.to_transformers()).eval()
     theirs.load_state_dict(model.state_dict())
@@ -83,7 +83,7 @@ def test_models_of_transformers_give_its_logits(architecture, name, ids):
 
 
 def test_a_token_attends_to_its_window_and_no_further(ids):
-    model = Window().torch_model(Window().preset(**SMALL | {"n_layers": 1}, window=7), seed=0).double().eval()
+    model = Window().torch_model(Window.config_class.preset(**SMALL | {"n_layers": 1}, window=7), seed=0).double().eval()
     for before, seen in ((6, True), (7, False)):
         changed = ids.clone()
         changed[:, 20 - before] = (ids[:, 20 - before] + 1) % 50
@@ -107,7 +107,7 @@ def _dense_filter(layer, n):
 @pytest.mark.parametrize("architecture", [Hyena, HyenaTuned])
 @pytest.mark.parametrize("n", [1, 2, 33])
 def test_hyena_is_the_sum_over_all_earlier_tokens(architecture, n):
-    layer = architecture().torch_model(architecture().preset(**SMALL), seed=0).blocks[0].mix.double()
+    layer = architecture().torch_model(architecture.config_class.preset(**SMALL), seed=0).blocks[0].mix.double()
     x = torch.randn(2, n, 32, dtype=torch.float64)
     h, u = _dense_filter(layer, n), layer.in_proj(x)
     taps = layer.short.weight[:, 0]
@@ -125,7 +125,7 @@ def test_hyena_is_the_sum_over_all_earlier_tokens(architecture, n):
 def test_initial_features_of_hyena_are_time_and_its_bands():
     """The paper's configuration has one band, whose frequency is nearly zero: features are t, 1 and 0."""
     paper, tuned = (
-        a().torch_model(a().preset(**SMALL), seed=0).blocks[0].mix.filter.features for a in (Hyena, HyenaTuned)
+        a().torch_model(a.config_class.preset(**SMALL), seed=0).blocks[0].mix.filter.features for a in (Hyena, HyenaTuned)
     )
     torch.testing.assert_close(paper[:, 1], torch.ones(40), rtol=0, atol=1e-6)
     torch.testing.assert_close(paper[:, 2], torch.zeros(40), rtol=0, atol=1e-3)
@@ -151,7 +151,7 @@ def test_linear_attention_is_a_weighted_mean_of_all_earlier_values(n, begun):
 
 def test_linear_attention_does_not_overflow_where_exponentials_do():
     for features, finite in (("elu", True), ("exp", False)):
-        model = LinearAttention().torch_model(LinearAttention().preset(**SMALL, features=features), seed=0)
+        model = LinearAttention().torch_model(LinearAttention.config_class.preset(**SMALL, features=features), seed=0)
         with torch.no_grad():
             model.blocks[0].mix.key.weight.mul_(1e3)
         assert bool(model(torch.arange(40)[None])["logits"].isfinite().all()) == finite
@@ -161,7 +161,7 @@ def test_unnormalised_linear_attention_is_the_librarys():
     from linear_attention_transformer import LinearAttentionTransformerLM
 
     size = {"vocab_size": 50, "max_len": 256, "d_model": 32, "n_layers": 2}
-    ours = LinearAttention().torch_model(LinearAttention().preset(**size, features="exp"), seed=0)
+    ours = LinearAttention().torch_model(LinearAttention.config_class.preset(**size, features="exp"), seed=0)
     theirs = LinearAttentionTransformerLM(
         num_tokens=50, dim=32, depth=2, max_seq_len=256, heads=4, dim_head=8, causal=True, blindspot_size=1
     )
@@ -190,7 +190,7 @@ def _in_the_librarys_order(model):
 @pytest.mark.parametrize("heads", [0, 4])
 @pytest.mark.parametrize("kernel_size", [1, 3, 4])
 def test_the_masked_mixer_is_its_formula(heads, kernel_size):
-    config = MaskedMixer().preset(**SMALL, n_heads=heads, kernel_size=kernel_size)
+    config = MaskedMixer.config_class.preset(**SMALL, n_heads=heads, kernel_size=kernel_size)
     layer = MaskedMixer().torch_model(config, seed=0).blocks[0].mix.double()
     x = torch.randn(2, 33, 32, dtype=torch.float64)
     parts = layer.in_proj(x).chunk(config.heads, dim=-1)
@@ -243,7 +243,7 @@ def test_every_parameter_is_trained(model, ids):
 
 def test_the_seed_decides_the_initial_parameters_and_nothing_else():
     state = torch.get_rng_state()
-    first, again, other = (Hyena().torch_model(Hyena().preset(**SMALL), seed=seed).state_dict() for seed in (0, 0, 1))
+    first, again, other = (Hyena().torch_model(Hyena.config_class.preset(**SMALL), seed=seed).state_dict() for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
@@ -267,7 +267,7 @@ def test_what_a_row_writes_does_not_depend_on_the_others(model, ids):
 
 @pytest.mark.parametrize("architecture", [Hyena, LinearAttention, MaskedMixer])
 def test_a_row_ends_with_the_positions_and_leaves_the_others_alone(architecture, ids):
-    model = architecture().torch_model(architecture().preset(**SMALL), seed=3).double().eval()
+    model = architecture().torch_model(architecture.config_class.preset(**SMALL), seed=3).double().eval()
     mask = torch.ones_like(ids)
     mask[0, :9] = 0  # 24, 33 and 33 tokens, of 40
     rows = [ids[:1, 9:], ids[1:2], ids[2:]]
@@ -303,12 +303,12 @@ def test_a_row_ends_with_the_positions_and_leaves_the_others_alone(architecture,
 )
 def test_configurations_that_cannot_be_are_refused_by_name(architecture, options, named):
     with pytest.raises((InputError, InputTypeError), match=named):
-        architecture().preset(**options)
+        architecture.config_class.preset(**options)
 
 
 @pytest.mark.parametrize("architecture", [Hyena, LinearAttention, MaskedMixer])
 def test_rows_longer_than_the_context_are_refused(architecture):
-    model = architecture().torch_model(architecture().preset(**SMALL), seed=0)
+    model = architecture().torch_model(architecture.config_class.preset(**SMALL), seed=0)
     with pytest.raises(InputError, match="max_len=40"):
         model(torch.zeros(1, 41, dtype=torch.long))
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from tmm_core import TMMConfig
-from tmm_core.config import PRESETS
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", TMMConfig.presets)
 def test_presets_go_through_json_and_pickle(name: str):
     config = TMMConfig.preset(name)
     assert TMMConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
@@ -23,7 +22,7 @@ def test_presets_go_through_json_and_pickle(name: str):
 def test_presets_take_changes():
     config = TMMConfig.preset("paper", n_layers=2)
     assert config == dataclasses.replace(TMMConfig.preset("paper"), n_layers=2)
-    with pytest.raises(LookupError, match="unknown preset 'papr': choose one of default, paper, paper-later"):
+    with pytest.raises(LookupError, match="TMMConfig has no preset 'papr': choose one of default, paper, paper-later"):
         TMMConfig.preset("papr")
 
 

@@ -19,7 +19,7 @@ from tmm_lab.training.options import TrainingOptions
 class Example(Configuration):
     count: Count = 1
     size_or_none: Size | None = None
-    share: Annotated[float, Bounds(above=0, at_most=1)] = 0.5
+    share: Annotated[float, Bounds(above=0, below=1.5)] = 0.5
     name: str = "x"
     on: bool = False
     kind: Literal["a", "b"] = "a"

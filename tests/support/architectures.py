@@ -29,7 +29,7 @@ def small_config(name: str, **size: Any) -> tuple[Architecture[Any], ModelConfig
     registered, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
     architecture = get_architecture(registered)
     size = {"vocab_size": 50, "max_len": 40, "d_model": 32, "n_layers": 2} | size
-    return architecture, architecture.preset(**size, **options)
+    return architecture, architecture.config_class.preset(**size, **options)
 
 
 def small_model(name: str, *, seed: int = 3, **size: Any) -> nn.Module:

@@ -103,6 +103,6 @@ def test_the_toeplitz_mlp_mixer_is_one_of_them() -> None:
     assert "tmm" in architectures()
     tmm = get_architecture("tmm")
     assert isinstance(tmm, Architecture)
-    assert tmm.preset("paper", n_layers=2) == TMMConfig.preset("paper", n_layers=2)
-    with pytest.raises(LookupError, match="tmm has no preset 'papr': choose one of default, paper"):
-        tmm.preset("papr")
+    assert tmm.config_class.preset("paper", n_layers=2) == TMMConfig.preset("paper", n_layers=2)
+    with pytest.raises(LookupError, match="TMMConfig has no preset 'papr': choose one of default, paper"):
+        tmm.config_class.preset("papr")

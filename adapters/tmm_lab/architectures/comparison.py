@@ -40,6 +40,7 @@ class ComparisonConfig(Configuration):
 
     model_type: ClassVar[str]
     """The name under which the architecture is registered."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}, "paper": PAPER}
 
     vocab_size: Count = 257
     """Number of token ids; 257 is every byte and an end-of-text."""
@@ -57,7 +58,6 @@ C = TypeVar("C", bound=ComparisonConfig)
 class Comparison(Architecture[C]):
     """A kind of language model that a TMM is compared with, in PyTorch."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"default": {}, "paper": PAPER}
     model_class: ClassVar[type[Any]]
     """Makes the model of a configuration, with initial parameters from PyTorch's generator."""
     limited: ClassVar[bool] = True
