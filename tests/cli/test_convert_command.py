@@ -26,7 +26,8 @@ def test_convert_reads_a_reference_and_writes_a_model(
     written = read_tensors(tmp_path / "model" / "model.safetensors")
     assert all((written[name] == params[name]).all() for name in params)
     said = capsys.readouterr().out
-    assert "parameters in" in said
+    assert "4 heads, context" in said
+    assert f"{sum(array.size for array in params.values()):,} parameters" in said
     assert "its 97 tokens are not the 257 of bytes" in said, "else it would be a surprise later"
     assert "is not empty" in refused("convert", source, tmp_path / "model", "--mean")
 

@@ -23,14 +23,14 @@ def show(display: Display) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "figures"),
+    ("width", "numbers"),
     [
         (36, ["60/12000", "loss 2.346", "1:15 left"]),
         (64, ["60/12000", "loss 2.346", "12,346 tok/s", "1:15 left"]),
         (200, ["60/12000", "loss 2.346", "12,346 tok/s", "1:15 left"]),
     ],
 )
-def test_a_terminal_is_never_overrun_and_no_figure_cut_short(width: int, figures: list[str]) -> None:
+def test_a_terminal_is_never_overrun_and_no_number_cut_short(width: int, numbers: list[str]) -> None:
     file = io.StringIO()
     show(
         TerminalDisplay(
@@ -42,7 +42,7 @@ def test_a_terminal_is_never_overrun_and_no_figure_cut_short(width: int, figures
     assert all(len(line) <= width for line in lines if "resuming" not in line), (
         "a note may be copied, so it is not folded"
     )
-    assert any(all(figure in line for figure in figures) for line in lines)
+    assert any(all(number in line for number in numbers) for line in lines)
     assert "[bold]list[/bold] ·[31m" in plain, "what a model writes is text, not markup"
     assert ":smile:" in plain
     assert "resuming from " + "runs/" * 30 in plain

@@ -52,8 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
     compared, failed = _counted(found)
     ok = compared > 0 and not failed
     if arguments.json:
-        told = {"ok": ok, "seconds": round(seconds, 1), "machine": machine, "missing": missing, "units": _units(found)}
-        print(json.dumps({**told, "results": [result.as_json() for result in found]}, indent=1))
+        report = {
+            "ok": ok,
+            "seconds": round(seconds, 1),
+            "machine": machine,
+            "missing": missing,
+            "units": _units(found),
+        }
+        print(json.dumps({**report, "results": [result.as_json() for result in found]}, indent=1))
     else:
         _print(found, machine, missing, seconds)
     return 0 if ok else 1

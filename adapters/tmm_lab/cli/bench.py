@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="measure products, training, streaming and decoding here, against what people write today",
         description="Run benchmarks of asv_bench/ in float32 and print tables. Ours and another's take turns within "
         "one process; a number is the median of the turns, with the quartiles. Products are measured under the C "
-        "library's allocator as it is and told to keep its pages. Five minutes on two cores, as many for streaming "
+        "library's allocator as it is and set to keep its pages. Five minutes on two cores, as many for streaming "
         "and for decoding; training takes twenty. asv itself keeps the results of a commit and compares commits.",
     )
     parser.add_argument(
@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"tmm: warning: {warning}", file=sys.stderr)
     results, reasons = run_benchmarks(patterns, environment)
     if arguments.json:
-        told = {"machine": machine, "settings": environment, "warning": warning, "skipped": reasons}
-        print(json.dumps({**told, "results": [asdict(result) for result in results]}, indent=1))
+        conditions = {"machine": machine, "settings": environment, "warning": warning, "skipped": reasons}
+        print(json.dumps({**conditions, "results": [asdict(result) for result in results]}, indent=1))
     else:
         settings = [f"{name}={value}" for name, value in environment.items()]
         print("\n".join(f"{field}: {text}" for field, text in {**machine, "settings": " ".join(settings)}.items()))

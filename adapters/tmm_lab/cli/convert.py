@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tmm_adapters.architecture import get_architecture
 from tmm_adapters.files import require_empty
 from tmm_adapters.pretrained import read_tensors, save_model
 
@@ -46,5 +47,5 @@ def run(arguments: argparse.Namespace) -> int:
     note = missing_tokenizer(arguments.dir, config.vocab_size)
     if note is not None:
         print(f"note: {note}, or convert again with --tokenizer; tmm generate and tmm eval need it")
-    print(f"{arguments.dir}: {size:,} parameters in {config.n_layers} layers of {config.d_model} channels")
+    print(f"{arguments.dir}: {get_architecture(config.model_type).summary(config)}, {size:,} parameters")
     return 0

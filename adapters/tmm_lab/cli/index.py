@@ -112,7 +112,7 @@ def _over_time(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from ..operators.filters import filters_of, index_of, vanishing
-    from ..operators.tables import WHAT_TO_SEE_OVER_TIME, place, print_table, size_of, summary_of, table_over_time
+    from ..operators.tables import WHAT_TO_SEE_OVER_TIME, coordinates, print_table, size_of, summary_of, table_over_time
 
     config = _tmm(run.parsed().config, run.folder)
     logs = run.logged_parameters()
@@ -123,29 +123,29 @@ def _over_time(arguments: argparse.Namespace) -> int:
     picture = arguments.plot or run.folder / "index-over-time.png"
     if not arguments.no_plot:
         _require_picture(picture, config)
-    moments = [filters_of(read_tensors(path), config) for path in logs.values()] or [filters_of({}, config)]
+    evaluations = [filters_of(read_tensors(path), config) for path in logs.values()] or [filters_of({}, config)]
     steps, n = list(logs), arguments.length or min(config.max_len, _LENGTH)
-    _warn_if_slow(len(moments) * len(moments[-1]), n)
-    found = [[index_of(f).index for f in moment] for moment in moments]
-    vanished = [[vanishing(f, n) for f in moment] for moment in moments]
+    _warn_if_slow(len(evaluations) * len(evaluations[-1]), n)
+    found = [[index_of(f).index for f in evaluation] for evaluation in evaluations]
+    vanished = [[vanishing(f, n) for f in evaluation] for evaluation in evaluations]
     summary = f"at the end: {summary_of(found[-1], vanished[-1])}"
     if arguments.json:
         rows = [
-            {**place(f), "index": [now[i] for now in found], "vanishing": [now[i] for now in vanished]}
-            for i, f in enumerate(moments[-1])
+            {**coordinates(f), "index": [now[i] for now in found], "vanishing": [now[i] for now in vanished]}
+            for i, f in enumerate(evaluations[-1])
         ]
         print(json.dumps({"run": str(run.folder), "steps": steps, "n": n, "filters": rows}, indent=2))
     else:
         print(f"{run.folder}: {size_of(config)}; the index at {len(steps)} evaluations, by step\n")
         shown = sorted({round(t) for t in np.linspace(0, len(steps) - 1, _MOST_STEPS)})
-        print_table(table_over_time(moments[-1], steps, found, shown, config))
+        print_table(table_over_time(evaluations[-1], steps, found, shown, config))
         print(f"\n{summary}\n{WHAT_TO_SEE_OVER_TIME}")
     if not arguments.no_plot:
         from ..operators.pictures import plot_over_time
 
         numbers = [np.asarray(a, np.float64) for a in (found, vanished)]  # None becomes NaN
         title = f"{run.folder}, steps {steps[0]} to {steps[-1]}, n = {n} tokens\n{summary}"
-        _draw(picture, lambda: plot_over_time(picture, steps, moments, *numbers, title=title), quiet=arguments.json)
+        _draw(picture, lambda: plot_over_time(picture, steps, evaluations, *numbers, title=title), quiet=arguments.json)
     return 0
 
 

@@ -15,8 +15,8 @@ from .filters import Filter, FilterReport
 __all__ = [
     "WHAT_TO_SEE",
     "WHAT_TO_SEE_OVER_TIME",
+    "coordinates",
     "filter_table",
-    "place",
     "plain",
     "print_table",
     "size_of",
@@ -41,7 +41,7 @@ WHAT_TO_SEE_OVER_TIME = (
 def filter_table(reports: Sequence[FilterReport], config: TMMConfig) -> list[list[str]]:
     """Return the table, the heading first; what it cannot say of a filter it says why."""
     heading = ["index", "margin", "certified", "rank", "condition", "inverse/lag", "lag", "energy", ""]
-    rows = [[*_place_names(config), *heading]]
+    rows = [[*_coordinate_names(config), *heading]]
     for r in reports:
         index = [_index_cell(r.index.index), f"{r.index.margin:.2g}", "yes" if r.index.certified else "no"]
         cells = ["-"] * 5
@@ -53,7 +53,7 @@ def filter_table(reports: Sequence[FilterReport], config: TMMConfig) -> list[lis
             condition = bound if beyond else "-" if math.isnan(s.condition) else f"{s.condition:.2g}"
             energy = "-" if math.isnan(r.share) else f"{r.share:.1%}"
             cells = [rank, condition, f"x {r.growth:.3g}", str(r.lag), energy]
-        rows.append([*_place_cells(r.filter, config), *index, *cells, r.reason])
+        rows.append([*_coordinate_cells(r.filter, config), *index, *cells, r.reason])
     return rows
 
 
@@ -65,9 +65,9 @@ def table_over_time(
     config: TMMConfig,
 ) -> list[list[str]]:
     """Return a row a filter with its index at those evaluations that are shown, the heading first."""
-    rows = [[*_place_names(config), *(str(steps[t]) for t in shown)]]
+    rows = [[*_coordinate_names(config), *(str(steps[t]) for t in shown)]]
     for i, f in enumerate(filters):
-        rows.append([*_place_cells(f, config), *(_index_cell(indices[t][i]) for t in shown)])
+        rows.append([*_coordinate_cells(f, config), *(_index_cell(indices[t][i]) for t in shown)])
     return rows
 
 
@@ -85,19 +85,19 @@ def plain(r: FilterReport) -> dict[str, Any]:
     }
     index = {"index": r.index.index, "margin": r.index.margin, "certified": r.index.certified, "reason": r.index.reason}
     known = {name: x if x is not None and math.isfinite(x) else None for name, x in numbers.items()}
-    return {**place(r.filter), **index, **known, "missing": "" if section is None else section.missing}
+    return {**coordinates(r.filter), **index, **known, "missing": "" if section is None else section.missing}
 
 
-def place(f: Filter) -> dict[str, int]:
-    """Return where a filter stands in its model, by name."""
+def coordinates(f: Filter) -> dict[str, int]:
+    """Return the layer, the product and the head of a filter, by name."""
     return {"layer": f.layer, "product": f.product, "head": f.head}
 
 
-def _place_names(config: TMMConfig) -> list[str]:
+def _coordinate_names(config: TMMConfig) -> list[str]:
     return ["layer", *(["T"] if config.mix_layers == 2 else []), "head"]
 
 
-def _place_cells(f: Filter, config: TMMConfig) -> list[str]:
+def _coordinate_cells(f: Filter, config: TMMConfig) -> list[str]:
     return [str(f.layer), *([str(f.product)] if config.mix_layers == 2 else []), str(f.head) if config.n_heads else "-"]
 
 

@@ -1,6 +1,6 @@
-"""The folder of a training run: where things are, what the run was told, and what it measured.
+"""The folder of a training run: its files, its configuration and what it measured.
 
-run.json            what the run was told: model, options, text; the step count; whether it is finished
+run.json            the configuration: model, options, text; the number of steps; whether it is finished
 tokenizer.json      unless tokens are bytes
 data/               the text as tokens, memory-mapped
 checkpoints/        step-00000100, …, each a model folder with the optimiser's state
@@ -52,7 +52,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 class ParsedRun(NamedTuple):
-    """What a run was told."""
+    """The configuration of a run."""
 
     config: ModelConfig
     data: DataConfig
