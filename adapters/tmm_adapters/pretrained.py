@@ -17,6 +17,7 @@ from tmm_core.backend import namespace_of
 from tmm_core.errors import InputError, MissingFileError, NotFoundError
 
 from .architecture import ModelConfig, config_from_dict, get_architecture
+from .devices import torch_device
 from .files import atomic_folder, require_empty
 
 if TYPE_CHECKING:
@@ -131,31 +132,19 @@ def load_model(folder: str | os.PathLike[str], *, device: str = "auto") -> tuple
     folder : path
         The model folder.
     device : str
-        A Torch device; `auto` is an accelerator where there is one.
+        As `devices.torch_device` takes it.
 
     Raises
     ------
     FileNotFoundError, ValueError
         As `load_params`, and if the device is not there.
-    ImportError
+    LookupError
         If PyTorch is not installed.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise ImportError(
-            "load_model returns a PyTorch model, and PyTorch is not installed: pip install 'tmm-core[train]', or take "
-            "load_params and tmm_adapters.jax.from_params"
-        ) from error
-
+    where = torch_device(device)
     tensors, config, tokenizer = load_params(folder, "pt")
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device == "auto":
-        device = "cuda" if available["cuda"] else "cpu"
-    elif not available.get(device, True):
-        raise InputError(f"--device {device} is not available on this machine: leave it out, or take cpu")
     model = get_architecture(config.model_type).torch_from_params(tensors, config)
-    return model.to(device).eval(), tokenizer
+    return model.to(where).eval(), tokenizer
 
 
 def load_params(

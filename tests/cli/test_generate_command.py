@@ -30,12 +30,12 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("on
         (["--prompt", "a\udcff"], "--prompt is not UTF-8 text"),
         (["--prompt", "a", "--seed", "-1"], "--seed must be 0 or more"),
         (["--prompt", "a", "--seed", str(2**63)], "--seed must be 0 or more and below"),
-        (["--prompt", "a", "--device", "mps"], "--device mps is not available"),
+        (["--prompt", "a", "--device", "mps"], "device 'mps' is not available"),
     ],
 )
 def test_generate_refuses(options: list[str], message: str, model: Path, refused: Callable[..., str]) -> None:
     if "mps" in options and torch.backends.mps.is_available():
-        options, message = [*options[:-1], "cuda"], "--device cuda is not available"
+        options, message = [*options[:-1], "cuda"], "device 'cuda' is not available"
     assert message in refused("generate", model, *options)
 
 

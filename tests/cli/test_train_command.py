@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("on
         (["--vocab-size", "100"], "the tokenizer has 257 ids and the model only vocab_size=100"),
         (["--text", "nowhere.txt"], "there is no text file nowhere.txt"),
         (["--text", "a.txt", "--dataset", "b"], "--text and --dataset are both given"),
-        (["--device", "cuda"], "--device cuda is not available"),
+        (["--device", "cuda"], "device 'cuda' is not available"),
         (["--backend", "abacus"], "unknown backend 'abacus': choose 'auto' or one of"),
         (["--report-to", "pigeons"], "--report-to pigeons is not available"),
         (["--learning-rate", "inf"], "learning_rate must be a finite number"),
@@ -45,7 +45,7 @@ def test_train_refuses(
     options: list[str], message: str, text: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     if options[:2] == ["--device", "cuda"] and torch.cuda.is_available():
-        options, message = ["--device", "mps"], "--device mps is not available"
+        options, message = ["--device", "mps"], "device 'mps' is not available"
     command = ["train", *TINY, "--steps", "1", "--text", text, "--out", tmp_path / "run", *options]
     assert message in refused(*command)
     assert not (tmp_path / "run").exists(), "nothing is left of a run that could not begin"

@@ -65,6 +65,7 @@ def edit(**changes: object) -> Callable[[dict[str, object]], None]:
         (lambda d: d["data"].update(colour="red"), "describes no run that can be used"),
         (lambda d: d["data"].update(held_out_bytes="x"), "describes no run that can be used"),
         (lambda d: d["options"].update(precision="float16"), "precision must be one of auto, float32, bfloat16"),
+        (lambda d: d["options"].update(learning_rate=None), "the options of the run have no learning_rate"),
         (lambda d: d["options"].update(batch="x"), "describes no run that can be used"),
         (lambda d: d["config"].update(d_model=-1), "describes no run that can be used (d_model must be"),
         (lambda d: d["config"].update(d_mlp=5), "its d_mlp is 5, there it is None"),

@@ -14,8 +14,8 @@ from support.training_runs import ONE_THREAD, WHOLE, recorded
 
 from tmm_adapters.pretrained import load_params
 from tmm_lab.data.dataset import TokenWindows
+from tmm_lab.evaluation.jax_model import JaxModel
 from tmm_lab.evaluation.measure import held_out_nats
-from tmm_lab.training.jax.model import JaxModel
 from tmm_lab.training.jax.runtime import make_runtime
 from tmm_lab.training.options import TrainingOptions
 
@@ -25,8 +25,8 @@ from tmm_lab.training.options import TrainingOptions
     [
         ({"compile": True}, "--compile is PyTorch's, and JAX always compiles: leave it out"),
         ({"report_to": "wandb"}, "--report-to wandb is for PyTorch"),
-        ({"device": "cuda"}, "--device cuda is not available to JAX"),
-        ({"device": "mps"}, "--device mps is not available to JAX"),
+        ({"device": "cuda"}, "device 'cuda' is not available to JAX"),
+        ({"device": "mps"}, "device 'mps' is not available to JAX"),
     ],
 )
 def test_what_jax_has_not_is_refused(options: dict[str, object], message: str) -> None:
@@ -42,7 +42,7 @@ def test_platforms_that_jax_may_not_use_are_told(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(jax, "local_devices", local_devices)
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
-    with pytest.raises(ValueError, match="JAX_PLATFORMS=cuda lets it look: unset that variable"):
+    with pytest.raises(ValueError, match="JAX_PLATFORMS=cuda keeps it from looking: unset it"):
         make_runtime(TrainingOptions())
 
 

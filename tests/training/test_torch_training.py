@@ -24,11 +24,11 @@ from tmm_lab.data.dataset import evaluation_windows
 from tmm_lab.data.text import open_text
 from tmm_lab.data.tokens import bits_per_byte, open_tokens
 from tmm_lab.evaluation.measure import held_out_nats
+from tmm_lab.evaluation.torch_model import TorchModel
 from tmm_lab.training.checkpoints import newest_intact
 from tmm_lab.training.options import TrainingOptions
 from tmm_lab.training.runs import Run
 from tmm_lab.training.torch import state as torch_state
-from tmm_lab.training.torch.model import TorchModel
 from tmm_lab.training.torch.runtime import TorchRuntime, make_runtime
 from tmm_lab.training.torch.trainer import make_optimizer
 
@@ -136,7 +136,8 @@ def test_only_linear_maps_decay() -> None:
     from tmm_adapters.tmm import TMM
 
     config = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16, final_norm=True, frozen="lags")
-    job = SimpleNamespace(architecture=TMM(), config=config, options=TrainingOptions(weight_decay=0.3))
+    options = TrainingOptions(weight_decay=0.3)
+    job = SimpleNamespace(architecture=TMM(), config=config, options=options, learning_rate=0.01)
     model = TMM().torch_model(config, seed=0)
     names = {id(p): name for name, p in model.named_parameters()}
     decayed, others = make_optimizer(job, model).param_groups

@@ -15,7 +15,6 @@ from tmm_adapters.files import require_empty
 from tmm_core.errors import InputError
 
 from ..data.config import DataConfig
-from ..training.frameworks import choose
 from ..training.options import TrainingOptions
 from .fields import CommandParser, add_fields, as_text, given_fields
 
@@ -68,9 +67,9 @@ def _add_model_options(parser: argparse.ArgumentParser, arguments: Sequence[str]
     architecture = get_architecture(only.parse_known_args(arguments)[0].arch)
     title = f"model ({architecture.title})"
     model = parser.add_argument_group(title, "each option changes a field of the preset; shown are the default's")
-    presets = tuple(architecture.presets)
+    presets = tuple(architecture.config_class.presets)
     model.add_argument("--preset", choices=presets, help="named model that the options below change (default: default)")
-    add_fields(model, architecture.config_class, defaults=architecture.preset())
+    add_fields(model, architecture.config_class, defaults=architecture.config_class.preset())
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -84,15 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
         from ..training.runs import Run, newest_run
 
         old = newest_run() if arguments.resume is None else Run.open(arguments.resume)
-        if old.description["finished"]:
-            raise InputError(f"the run {old.folder} is finished, nothing is left to resume: its model is {old.model}")
-        parsed = old.parsed()
-        _say_starting(given.get("framework", parsed.options.framework), parsed.config)
         from ..training import session
 
         return session.resume(old, **given)
     new = _new_run(arguments)
-    _say_starting(new["options"].framework, new["config"])
     from ..training import session
 
     return session.begin(**new)
@@ -107,7 +101,7 @@ def _new_run(arguments: argparse.Namespace) -> dict[str, Any]:
         arguments.prompt = as_text("--prompt", arguments.prompt)
     architecture = get_architecture(getattr(arguments, "arch", _DEFAULT))
     fields = given_fields(arguments, architecture.config_class)
-    config = architecture.preset(preset, **fields)
+    config: ModelConfig = architecture.config_class.preset(preset, **fields)
     data = DataConfig(**given_fields(arguments, DataConfig))
     if data.tokenizer is None and data.vocab is None and "vocab_size" not in fields:
         # A preset with a larger vocabulary than bytes stands for a BPE of that size.
@@ -127,11 +121,3 @@ def _new_run(arguments: argparse.Namespace) -> dict[str, Any]:
         "options": TrainingOptions(**given_fields(arguments, TrainingOptions)),
         "out": out,
     }
-
-
-def _say_starting(framework: str, config: ModelConfig) -> None:
-    """Refuse a framework that is missing, and say what is imported, which takes seconds."""
-    libraries = {"torch": "PyTorch", "jax": "JAX"}
-    name = choose(framework, get_architecture(config.model_type).frameworks, training=True)
-    if os.environ.get("RANK", "0") == "0":
-        print(f"starting: loading {libraries[name]}", flush=True)

@@ -17,11 +17,12 @@ __all__ = ["check_model", "checkpoints", "damage", "keep_newest", "newest_intact
 
 COMPLETE = "complete.json"
 _PREFIX = "step-"
+_KEPT = 2  # the newest, and one before it should that be damaged
 _CHUNK = 1 << 20  # bytes read at a time
 
 
-def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], *, keep: int = 2) -> Path:
-    """Write the checkpoint of `step` into `folder` and remove all but the `keep` newest.
+def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None]) -> Path:
+    """Write the checkpoint of `step` into `folder` and remove all but the two newest.
 
     Parameters
     ----------
@@ -31,8 +32,6 @@ def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], *, 
         Optimiser steps done.
     write : callable
         Writes the files into the folder that it is given.
-    keep : int
-        Checkpoints that stay, the new one included.
 
     Raises
     ------
@@ -53,7 +52,7 @@ def write_checkpoint(folder: Path, step: int, write: Callable[[Path], None], *, 
         write(temporary)
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         write_json(temporary / COMPLETE, {file.relative_to(temporary).as_posix(): _fingerprint(file) for file in files})
-    keep_newest(folder, keep, step)
+    keep_newest(folder, _KEPT, step)
     return path
 
 

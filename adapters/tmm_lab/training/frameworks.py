@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tmm_adapters.tokenizers import Tokenizer
 
-    from ..evaluation.measure import Batch, Model, Windows
+    from ..evaluation.measure import Batch, Model
     from .job import Job
     from .options import TrainingOptions
 
@@ -52,17 +52,8 @@ class Trainer(Protocol):
     def parameters(self, wanted: Callable[[str], bool] = ...) -> dict[str, NDArray[Any]]:
         """Return the parameters whose names are wanted, by default all, as NumPy arrays."""
 
-    def nats(self, windows: Windows, *, stop: Callable[[], bool] = ...) -> float:
-        """Return the cross-entropy (nats) of this process's share of `windows`, summed.
-
-        Raises
-        ------
-        StoppedError
-            When `stop`, asked before each batch, says yes.
-        """
-
-    def text(self, prompt: str, n_tokens: int) -> tuple[str, int]:
-        """Return how the model continues `prompt`, and how many tokens, at most `n_tokens`, that took."""
+    def model(self) -> Model:
+        """Return the model as it is now, to be measured and to write; it serves until the next step."""
 
     def report(self, metrics: dict[str, float], step: int) -> None:
         """Tell the services that follow the run, if any, of the metrics of a step."""
@@ -189,7 +180,7 @@ def open_model(name: Framework, folder: Path, *, device: str) -> tuple[Model, To
     FileNotFoundError, ValueError
         As `pretrained.load_params`, and if the device is not there.
     """
-    opened: Any = import_module(f".{name}.model", __package__).open_model(folder, device=device)
+    opened: Any = import_module(f"tmm_lab.evaluation.{name}_model").open_model(folder, device=device)
     return cast("tuple[Model, Tokenizer]", opened)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tmm_adapters.architecture import Architecture, ModelConfig, get_architecture
+from tmm_core.errors import InputError
 
 from ..data.dataset import TokenWindows, TrainingSamples, evaluation_windows
 from .data import Data
@@ -45,6 +46,13 @@ class Job:
             samples=TrainingSamples(data.training_tokens, config.max_len, options.seed, end_of_text=end_of_text),
             held_out=evaluation_windows(data.held_out_tokens, config.max_len, end_of_text),
         )
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak; a run's options are written with it."""
+        if self.options.learning_rate is None:
+            raise InputError("the options of the run have no learning_rate: restore run.json, or begin a new run")
+        return self.options.learning_rate
 
     @property
     def architecture(self) -> Architecture[Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tmm_core.errors import InputError
 
 from ..data.tokens import bits_per_byte
-from ..evaluation.measure import Batch, StoppedError
+from ..evaluation.measure import Batch, StoppedError, Windows, continuation, held_out_nats
 from .checkpoints import write_checkpoint
 from .interruption import Interruption
 from .job import Job
@@ -112,7 +112,7 @@ class Loop:
     def _log_step(self, losses: list[float], grad_norm: float, factor: float) -> None:
         """Record the mean of the losses since the last record, over all processes."""
         mean = self._runtime.total(math.fsum(losses) / len(losses)) / self._runtime.processes
-        rate = (self._options.learning_rate or 0.0) * factor
+        rate = self._job.learning_rate * factor
         self.log({"loss": mean, "grad_norm": grad_norm, "learning_rate": rate})
 
     def log(self, metrics: dict[str, float]) -> None:
@@ -149,14 +149,30 @@ class Loop:
         alone = self._runtime.processes == 1  # several must agree, and do after the step
         with self.clock.pause():
             try:
-                nats = trainer.nats(job.held_out, stop=lambda: alone and self._interruption.requested)
+                nats = self._nats(job.held_out, stop=lambda: alone and self._interruption.requested)
             except StoppedError:
                 return
             bits = bits_per_byte(self._runtime.total(nats), job.data.held_out)
             self.log({BITS: bits})
             if self._runtime.first:
                 job.run.log_parameters(self.step, trainer.parameters(job.architecture.is_logged))
-                self._reporter.evaluated(self.step, bits, trainer.text(self._options.prompt, SAMPLE_TOKENS)[0])
+                self._reporter.evaluated(self.step, bits, self.sample(SAMPLE_TOKENS)[0])
+
+    def sample(self, n_tokens: int) -> tuple[str, int]:
+        """Return how the model continues the prompt, and how many tokens, at most `n_tokens`, that took."""
+        options, tokenizer = self._options, self._job.data.tokenizer
+        return continuation(self._trainer.model(), tokenizer, options.prompt, n_tokens, seed=options.seed)
+
+    def _nats(self, windows: Windows, *, stop: Callable[[], bool] = lambda: False) -> float:
+        """Return the cross-entropy (nats) of this process's share of `windows`, summed."""
+        return held_out_nats(
+            self._trainer.model(),
+            windows,
+            batch=self._options.batch * self._runtime.local_devices,
+            rank=self._runtime.rank,
+            world=self._runtime.processes,
+            stop=stop,
+        )
 
     def save(self) -> None:
         """Write a checkpoint, in the first process only: all have the same state."""
@@ -203,13 +219,13 @@ class Loop:
 
         def write() -> None:
             nonlocal written
-            _, written = self._trainer.text(options.prompt, SAMPLE_TOKENS)
+            _, written = self.sample(SAMPLE_TOKENS)
 
         with self.clock.pause():
             save = _seconds(self.save)
             evaluate, sample = (
                 min(_seconds(function) for _ in range(2))  # the first time may be slow: it allocates, and compiles
-                for function in (lambda: self._trainer.nats(rows), write)
+                for function in (lambda: self._nats(rows), write)
             )
         evaluate *= len(held_out) / len(rows) / self._runtime.processes
         sample *= SAMPLE_TOKENS / max(1, written)

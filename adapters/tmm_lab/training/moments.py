@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from numpy.typing import NDArray
-
 from tmm_adapters.pretrained import read_tensors
 from tmm_core.errors import InputError, MissingFileError, NotFoundError
 
@@ -24,9 +22,9 @@ _KEYS = ("exp_avg", "exp_avg_sq")
 class Moments(NamedTuple):
     """The averages of AdamW, by the names of the parameters that are trained, and how many gradients they are of."""
 
-    mu: dict[str, NDArray[Any]]
+    mu: dict[str, Any]
     """Of gradients."""
-    nu: dict[str, NDArray[Any]]
+    nu: dict[str, Any]
     """Of their squares."""
     steps: int
 

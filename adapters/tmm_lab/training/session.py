@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import os
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tmm_adapters.architecture import ModelConfig, config_to_dict, get_architecture
+from tmm_adapters.architecture import Framework, ModelConfig, config_to_dict, get_architecture
 from tmm_adapters.pretrained import save_model
 from tmm_core import use_backend
 from tmm_core.errors import InputError, TMMError
@@ -26,9 +27,9 @@ from .frameworks import Runtime, Trainer, TrainingFramework, choose, load
 from .interruption import Interruption
 from .job import Job
 from .loop import Loop, tokens_per_step
-from .machine import peak_memory
 from .options import TrainingOptions
 from .reporter import BITS, FINAL_SAMPLE_TOKENS, Reporter, resume_command
+from .resources import peak_memory
 from .runs import Run
 
 __all__ = ["begin", "resume", "with_defaults"]
@@ -60,8 +61,7 @@ def begin(
     out : Path or None
         Where to; `runs/<preset>-<time>` unless given.
     """
-    name = choose(options.framework, get_architecture(config.model_type).frameworks, training=True)
-    framework = load(name)
+    name, framework = _load(options, config)
     options = with_defaults(dataclasses.replace(options, framework=name), config, framework)
     runtime = framework.make_runtime(options)
     display = make_display(silent=not runtime.first)
@@ -99,8 +99,7 @@ def resume(run: Run, **changes: Any) -> int:
         raise InputError(f"the run {run.folder} is finished, nothing is left to resume: its model is {run.model}")
     parsed = run.parsed()
     options = dataclasses.replace(parsed.options, **changes)
-    able = get_architecture(parsed.config.model_type).frameworks
-    runtime = load(choose(options.framework, able, training=True)).make_runtime(options)
+    runtime = _load(options, parsed.config)[1].make_runtime(options)
     display = make_display(silent=not runtime.first)
     with _backend(options):
         checkpoint, skipped = newest_intact(run.checkpoints)
@@ -119,6 +118,14 @@ def with_defaults(options: TrainingOptions, config: ModelConfig, framework: Trai
     if precision == "auto":
         precision = "bfloat16" if framework.fast_at_bfloat16(options.device) else "float32"
     return dataclasses.replace(options, learning_rate=rate, precision=precision)
+
+
+def _load(options: TrainingOptions, config: ModelConfig) -> tuple[Framework, TrainingFramework]:
+    """Import the framework that `options` name, which takes seconds, so it is said."""
+    name = choose(options.framework, get_architecture(config.model_type).frameworks, training=True)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"starting: loading {'PyTorch' if name == 'torch' else 'JAX'}", flush=True)
+    return name, load(name)
 
 
 def _backend(options: TrainingOptions) -> contextlib.AbstractContextManager[None]:
@@ -199,7 +206,7 @@ def _train(job: Job, runtime: Runtime, display: Display, *, checkpoint: Path | N
         if stopped:
             display.note(f"saved after step {loop.step}; to go on: {resume_command(run)}")
         elif runtime.first:
-            _finish(job, trainer, reporter, step=loop.step, memory=peak_memory() + runtime.device_memory())
+            _finish(job, trainer, loop, reporter, memory=peak_memory() + runtime.device_memory())
         trainer.end()
     return interruption.exit_code if stopped else 0  # a signal while the results were written came too late
 
@@ -217,17 +224,17 @@ def _told_of_full_disks(run: Run) -> Iterator[None]:
         raise OSError(f"{error}; earlier checkpoints are intact: {remedy}, then {resume_command(run)}") from error
 
 
-def _finish(job: Job, trainer: Trainer, reporter: Reporter, *, step: int, memory: str) -> None:
+def _finish(job: Job, trainer: Trainer, loop: Loop, reporter: Reporter, *, memory: str) -> None:
     """Leave the model, a longer sample and the picture in the run's folder, and show what the run came to."""
     from .plots import plot_training  # brings Matplotlib, which would keep the first step waiting
 
     run, config = job.run, job.config
     curve = [(record["tokens"], record[BITS]) for record in run.records() if {"tokens", BITS} <= set(record)]
     tokens, bits = curve[-1]
-    reporter.sample("what it writes now:", trainer.text(job.options.prompt, FINAL_SAMPLE_TOKENS)[0])
+    reporter.sample("what it writes now:", loop.sample(FINAL_SAMPLE_TOKENS)[0])
     plot_training(
         run.plot,
-        title=f"{run.description['preset']}, {step:,} steps",
+        title=f"{run.description['preset']}, {loop.step:,} steps",
         curve=curve,
         baselines=run.description["baselines"],
         heatmap=job.architecture.heatmap(config, trainer.parameters(job.architecture.is_logged)),

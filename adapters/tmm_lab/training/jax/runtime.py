@@ -8,12 +8,12 @@ from typing import TypeVar
 
 import jax
 
+from tmm_adapters.devices import jax_devices
 from tmm_core.errors import InputError
 
 from ..job import Job
-from ..machine import engine_name
 from ..options import TrainingOptions
-from .devices import devices_of
+from ..resources import engine_name
 from .trainer import JaxTrainer
 
 __all__ = ["JaxRuntime", "fast_at_bfloat16", "make_runtime"]
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 def fast_at_bfloat16(device: str) -> bool:
     """Return whether `--device` is an accelerator: on CPUs, XLA multiplies bfloat16 as float32."""
-    return bool(devices_of(device)[0].platform != "cpu")
+    return bool(jax_devices(device)[0].platform != "cpu")
 
 
 def make_runtime(options: TrainingOptions) -> JaxRuntime:
@@ -42,7 +42,7 @@ def make_runtime(options: TrainingOptions) -> JaxRuntime:
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError("torchrun is for PyTorch: one process of JAX trains on all devices, so start tmm without it")
-    return JaxRuntime(devices_of(options.device), options.precision)
+    return JaxRuntime(jax_devices(options.device), options.precision)
 
 
 class JaxRuntime:

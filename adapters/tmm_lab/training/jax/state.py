@@ -20,7 +20,7 @@ from jax import Array
 from ..moments import ORBAX, Moments
 from ..orbax_state import write_state
 
-__all__ = ["moments_of", "norm_of", "with_moments", "with_norm", "write_moments"]
+__all__ = ["moments_of", "norm_of", "set_moments", "with_norm", "write_moments"]
 
 
 @functools.cache  # a program is compiled for each
@@ -50,10 +50,10 @@ def moments_of(state: Any) -> Any:
     return next(part for part in state["inner"] if isinstance(part, optax.ScaleByAdamState))
 
 
-def with_moments(state: Any, moments: Moments, mu: Mapping[str, Array], nu: Mapping[str, Array]) -> Any:
-    """Return `state` with the step of `moments` and with `mu` and `nu`, its averages on the devices."""
+def set_moments(state: Any, moments: Moments) -> Any:
+    """Return `state` with `moments`, whose averages are on the devices."""
     count = jax.device_put(np.asarray(moments.steps, np.int32), moments_of(state).count.sharding)
-    adam = optax.ScaleByAdamState(count, mu, nu)
+    adam = optax.ScaleByAdamState(count, moments.mu, moments.nu)
     inner = (adam if isinstance(part, optax.ScaleByAdamState) else part for part in state["inner"])
     return {**state, "inner": tuple(inner)}
 

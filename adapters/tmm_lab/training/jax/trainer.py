@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from tmm_adapters.pretrained import WEIGHTS, read_tensors, write_model
 
-from ...evaluation.measure import Batch, Windows, continuation, held_out_nats
+from ...evaluation.jax_model import JaxModel
+from ...evaluation.measure import Batch
 from ..checkpoints import check_model
 from ..job import Job
 from ..moments import read_moments
-from .model import JaxModel
-from .state import moments_of, norm_of, with_moments, with_norm, write_moments
+from .state import moments_of, norm_of, set_moments, with_norm, write_moments
 
 __all__ = ["JaxTrainer"]
 
@@ -38,22 +38,12 @@ class JaxTrainer:
 
     def __init__(self, job: Job, devices: list[jax.Device]) -> None:
         """Make the initial parameters; nothing is read or written yet."""
-        options = job.options
         self.job = job
         self._devices = devices
         self._mesh = None if len(devices) == 1 else Mesh(np.reshape(np.asarray(devices), (-1, 1)), ("data", "model"))
         self._functions = job.architecture.jax_functions()
-        self._optimizer = with_norm(
-            self._functions.optimizer(
-                job.config,
-                learning_rate=options.learning_rate or 0.0,
-                weight_decay=options.weight_decay,
-                beta1=options.beta1,
-                beta2=options.beta2,
-                clip=options.clip,
-            )
-        )
-        self._params = self._placed(self._functions.init(job.config, options.seed))
+        self._optimizer = make_optimizer(job)
+        self._params = self._placed(self._functions.init(job.config, job.options.seed))
         self._state: Any = self._optimizer.init(self._params)
 
     def step(self, batch: Batch, factor: float) -> tuple[Array, Array]:
@@ -79,7 +69,8 @@ class JaxTrainer:
         if optimizer:
             shapes = {name: p.shape for name, p in moments_of(self._state).mu.items()}
             moments = read_moments(checkpoint, shapes)
-            self._state = with_moments(self._state, moments, self._placed(moments.mu), self._placed(moments.nu))
+            placed = moments._replace(mu=self._placed(moments.mu), nu=self._placed(moments.nu))
+            self._state = set_moments(self._state, placed)
 
     def write(self, folder: Path) -> None:
         """Write the model and all that training needs to go on into `folder`."""
@@ -90,14 +81,11 @@ class JaxTrainer:
         """Return the parameters whose names are wanted as NumPy arrays."""
         return {name: np.array(p) for name, p in self._params.items() if wanted(name)}
 
-    def nats(self, windows: Windows, *, stop: Callable[[], bool] = lambda: False) -> float:
-        """Return the cross-entropy of `windows`."""
+    def model(self) -> JaxModel:
+        """Return the model as it is now, to be measured and to write."""
         rows = self.job.options.batch * len(self._devices)
-        return held_out_nats(self._model(rows), windows, batch=rows, stop=stop)
-
-    def text(self, prompt: str, n_tokens: int) -> tuple[str, int]:
-        """Return how the model continues `prompt`."""
-        return continuation(self._model(), self.job.data.tokenizer, prompt, n_tokens, seed=self.job.options.seed)
+        precision = self.job.options.precision
+        return JaxModel(self._params, self.job.config, rows=rows, precision=precision, mesh=self._mesh)
 
     def report(self, metrics: dict[str, float], step: int) -> None:
         """Do nothing: no service follows the run."""
@@ -105,13 +93,24 @@ class JaxTrainer:
     def end(self) -> None:
         """Do nothing: there is one process, and no service follows the run."""
 
-    def _model(self, rows: int = 1) -> JaxModel:
-        precision = self.job.options.precision
-        return JaxModel(self._params, self.job.config, rows=rows, precision=precision, mesh=self._mesh)
-
     def _placed(self, params: dict[str, Any]) -> dict[str, Array]:
         """Return parameters, or what is kept for each, on every device."""
         if self._mesh is None:
             return cast("dict[str, Array]", jax.device_put(params, self._devices[0]))
         by_name, _ = self._functions.shardings(self.job.config, self._mesh)
         return {name: jax.device_put(p, by_name[name]) for name, p in params.items()}
+
+
+def make_optimizer(job: Job) -> Any:
+    """Return AdamW of the architecture, with the norm of the last gradient in its state."""
+    options = job.options
+    return with_norm(
+        job.architecture.jax_functions().optimizer(
+            job.config,
+            learning_rate=job.learning_rate,
+            weight_decay=options.weight_decay,
+            beta1=options.beta1,
+            beta2=options.beta2,
+            clip=options.clip,
+        )
+    )

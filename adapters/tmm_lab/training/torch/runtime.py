@@ -10,12 +10,13 @@ from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.state import AcceleratorState, GradientState  # type: ignore[import-untyped]
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers  # type: ignore[import-untyped]
 
+from tmm_adapters.devices import torch_device
 from tmm_core.errors import InputError
 
 from ..display import counted
 from ..job import Job
-from ..machine import engine_name
 from ..options import TrainingOptions
+from ..resources import engine_name
 from .trainer import TorchTrainer
 
 __all__ = ["TorchRuntime", "fast_at_bfloat16", "make_runtime"]
@@ -25,11 +26,10 @@ T = TypeVar("T")
 
 def fast_at_bfloat16(device: str) -> bool:
     """Return whether `--device` has instructions for bfloat16."""
-    if device in ("auto", "cuda") and torch.cuda.is_available():
+    kind = torch_device(device).type
+    if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device == "mps" or (device == "auto" and torch.backends.mps.is_available()):
-        return False
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return kind == "cpu" and bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def make_runtime(options: TrainingOptions) -> TorchRuntime:
@@ -40,15 +40,13 @@ def make_runtime(options: TrainingOptions) -> TorchRuntime:
     ValueError
         If the device, or a service to report to, is not available.
     """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available.get(options.device, True):
-        raise InputError(f"--device {options.device} is not available on this machine: leave it out, or take cpu")
+    device = torch_device(options.device)
     services = _services(options.report_to)
     # What it remembers of an earlier run in this process, such as its precision, is not that of this one.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     accelerator = Accelerator(
-        cpu=options.device == "cpu" or (options.device == "auto" and not any(available.values())),
+        cpu=device.type == "cpu",
         mixed_precision="bf16" if options.precision == "bfloat16" else "no",
         gradient_accumulation_steps=options.accumulate,
         dynamo_backend="inductor" if options.compile else "no",

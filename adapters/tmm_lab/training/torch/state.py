@@ -29,7 +29,7 @@ def write_moments(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     write_tensors(folder / OPTIMIZER, tensors)
 
 
-def set_moments(moments: Moments, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def set_moments(optimizer: torch.optim.Optimizer, model: nn.Module, moments: Moments) -> None:
     """Give `optimizer` the moments of the parameters of `model` that are trained."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from tmm_adapters.architecture import config_to_dict
 from tmm_adapters.pretrained import WEIGHTS, read_tensors, write_model
 
-from ...evaluation.measure import Batch, Windows, continuation, held_out_nats
+from ...evaluation.measure import Batch
+from ...evaluation.torch_model import TorchModel
 from ..checkpoints import check_model
 from ..job import Job
 from ..moments import read_moments
-from .model import TorchModel
 from .state import read_random, set_moments, write_moments, write_random
 
 __all__ = ["TorchTrainer"]
@@ -63,7 +63,7 @@ class TorchTrainer:
         else:
             norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         for group in self._optimizer.param_groups:
-            group["lr"] = (options.learning_rate or 0.0) * factor
+            group["lr"] = self.job.learning_rate * factor
         self._optimizer.step()
         self._optimizer.zero_grad()
         return torch.stack(losses).mean(), norm
@@ -74,7 +74,7 @@ class TorchTrainer:
         self._model.load_state_dict(read_tensors(checkpoint / WEIGHTS, "pt"))
         if optimizer:
             shapes = {name: tuple(p.shape) for name, p in self._model.named_parameters() if p.requires_grad}
-            set_moments(read_moments(checkpoint, shapes), self._model, self._optimizer)
+            set_moments(self._optimizer, self._model, read_moments(checkpoint, shapes))
             read_random(checkpoint)
 
     def write(self, folder: Path) -> None:
@@ -87,21 +87,9 @@ class TorchTrainer:
         """Return the parameters whose names are wanted as NumPy arrays."""
         return {name: p.detach().cpu().numpy() for name, p in self._model.state_dict().items() if wanted(name)}
 
-    def nats(self, windows: Windows, *, stop: Callable[[], bool] = lambda: False) -> float:
-        """Return the cross-entropy of this process's share of `windows`."""
-        return held_out_nats(
-            TorchModel(self._model, self.job.config),
-            windows,
-            batch=self.job.options.batch,
-            rank=self._accelerator.process_index,
-            world=self._accelerator.num_processes,
-            stop=stop,
-        )
-
-    def text(self, prompt: str, n_tokens: int) -> tuple[str, int]:
-        """Return how the model continues `prompt`."""
-        model = TorchModel(self._model, self.job.config)
-        return continuation(model, self.job.data.tokenizer, prompt, n_tokens, seed=self.job.options.seed)
+    def model(self) -> TorchModel:
+        """Return the model as it is now, to be measured and to write."""
+        return TorchModel(self._model, self.job.config)
 
     def report(self, metrics: dict[str, float], step: int) -> None:
         """Tell the services that follow the run."""
@@ -126,4 +114,4 @@ def make_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.AdamW:
         for decays, decay in ((True, options.weight_decay), (False, 0.0))
     ]
     betas = options.beta1, options.beta2
-    return torch.optim.AdamW(groups, lr=options.learning_rate or 0.0, betas=betas, eps=1e-8, fused=True)
+    return torch.optim.AdamW(groups, lr=job.learning_rate, betas=betas, eps=1e-8, fused=True)

@@ -14,7 +14,7 @@ from tmm_adapters.pretrained import load_model, read_config
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_core.lm import IGNORED
 
-from ...evaluation.measure import Batch
+from .measure import Batch
 
 __all__ = ["TorchModel", "open_model"]
 

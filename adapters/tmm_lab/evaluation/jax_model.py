@@ -14,14 +14,14 @@ from jax import Array
 from jax.sharding import Mesh
 
 from tmm_adapters.architecture import JaxFunctions, ModelConfig, get_architecture
+from tmm_adapters.devices import jax_devices
 from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import load_params
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_core import chosen_backend
 from tmm_core.lm import IGNORED
 
-from ...evaluation.measure import Batch
-from .devices import devices_of
+from .measure import Batch
 
 __all__ = ["JaxModel", "open_model"]
 
@@ -125,7 +125,7 @@ def open_model(folder: Path, *, device: str) -> tuple[JaxModel, Tokenizer]:
         is not there.
     """
     params, config, tokenizer = load_params(folder)
-    where, functions = devices_of(device)[0], get_architecture(config.model_type).jax_functions()
+    where, functions = jax_devices(device)[0], get_architecture(config.model_type).jax_functions()
     return JaxModel(jax.device_put(functions.from_params(params, config), where), config, rows=8), tokenizer
 
 
