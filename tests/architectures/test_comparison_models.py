@@ -83,7 +83,9 @@ def test_models_of_transformers_give_its_logits(architecture, name, ids):
 
 
 def test_a_token_attends_to_its_window_and_no_further(ids):
-    model = Window().torch_model(Window.config_class.preset(**SMALL | {"n_layers": 1}, window=7), seed=0).double().eval()
+    model = (
+        Window().torch_model(Window.config_class.preset(**SMALL | {"n_layers": 1}, window=7), seed=0).double().eval()
+    )
     for before, seen in ((6, True), (7, False)):
         changed = ids.clone()
         changed[:, 20 - before] = (ids[:, 20 - before] + 1) % 50
@@ -125,7 +127,8 @@ def test_hyena_is_the_sum_over_all_earlier_tokens(architecture, n):
 def test_initial_features_of_hyena_are_time_and_its_bands():
     """The paper's configuration has one band, whose frequency is nearly zero: features are t, 1 and 0."""
     paper, tuned = (
-        a().torch_model(a.config_class.preset(**SMALL), seed=0).blocks[0].mix.filter.features for a in (Hyena, HyenaTuned)
+        a().torch_model(a.config_class.preset(**SMALL), seed=0).blocks[0].mix.filter.features
+        for a in (Hyena, HyenaTuned)
     )
     torch.testing.assert_close(paper[:, 1], torch.ones(40), rtol=0, atol=1e-6)
     torch.testing.assert_close(paper[:, 2], torch.zeros(40), rtol=0, atol=1e-3)
@@ -243,7 +246,9 @@ def test_every_parameter_is_trained(model, ids):
 
 def test_the_seed_decides_the_initial_parameters_and_nothing_else():
     state = torch.get_rng_state()
-    first, again, other = (Hyena().torch_model(Hyena.config_class.preset(**SMALL), seed=seed).state_dict() for seed in (0, 0, 1))
+    first, again, other = (
+        Hyena().torch_model(Hyena.config_class.preset(**SMALL), seed=seed).state_dict() for seed in (0, 0, 1)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
