@@ -243,7 +243,10 @@ def get_architecture(name: str) -> Architecture[Any]:
     try:
         found = entry.load()
     except ImportError as error:
-        raise NotFoundError(f"architecture {name!r} cannot be loaded from {entry.value}: {error}") from error
+        raise NotFoundError(
+            f"architecture {name!r} cannot be loaded from {entry.value}: {error}; "
+            "install what is missing, for example by pip install 'tmm-core[train]'"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, Architecture) and found().name == name):
         raise NotFoundError(f"architecture {name!r} cannot be used: {entry.value} is no Architecture of that name")
     return found()

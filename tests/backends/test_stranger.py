@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.requirements import import_or_skip
-from support.strangers import forget_backends, install
+from support.strangers import forget_backends, install_project
 
 import tmm_core
 from tmm_core.testing import check_backend, check_gradients, get_library
@@ -25,9 +24,7 @@ W, X = np.asarray([1.0, 2.0]), np.asarray([1.0, 10.0, 100.0])
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Install the distribution as its `pyproject.toml` says, for one test."""
     import_or_skip("scipy")
-    project = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]
-    ((name, value),) = project["entry-points"]["tmm_core.backends"].items()
-    install(tmp_path, name, value)
+    name = install_project(tmp_path, FOLDER)
     for folder in (tmp_path, FOLDER):
         monkeypatch.syspath_prepend(folder)
     forget_backends()

@@ -118,7 +118,7 @@ def test_the_newest_run_is_trained_sampled_and_measured(
     ):
         assert word in said
     (run,) = (tmp_path / "runs").iterdir()
-    assert re.fullmatch(r"default-\d{8}-\d{6}", run.name)
+    assert re.fullmatch(r"tmm-default-\d{8}-\d{6}", run.name)
     assert (run / "tokenizer.json").is_file()
     assert (run / "model" / "tokenizer.json").is_file()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tmm_core._dispatch import choice
 from tmm_core.backend import _entries, _registry
 
-__all__ = ["Register", "forget_backends", "install", "registering"]
+__all__ = ["Register", "forget_backends", "install", "install_project", "registering"]
 
 Register = Callable[[str, object], None]
 
@@ -24,12 +25,21 @@ def forget_backends() -> None:
         cached.cache_clear()
 
 
-def install(folder: Path, name: str, value: str) -> None:
+def install_project(folder: Path, project: Path) -> str:
+    """Write the metadata of the distribution in the folder `project`, and return the name of its one entry point."""
+    described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    ((group, entries),) = described["entry-points"].items()
+    ((name, value),) = entries.items()
+    install(folder, name, value, group=group)
+    return name
+
+
+def install(folder: Path, name: str, value: str, *, group: str = _entries.GROUP) -> None:
     """Write the metadata of a distribution whose entry point `name` is the object `value`."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{_entries.GROUP}]\n{name} = {value}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
 
 
 def registering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:

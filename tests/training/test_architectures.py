@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import printed, refused
+from support.strangers import install_project
 from support.training_runs import ONE_THREAD, recorded, signal_at, weights
 
 from tmm_adapters.architecture import Architecture, architectures, get_architecture
@@ -26,10 +27,12 @@ OPTIONS += ["--evaluations", "2", "--checkpoint-steps", "4", "--log-every", "1",
 
 
 @pytest.fixture
-def bigram(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install the distribution `bigram-lm`, here and in processes that are begun here."""
-    monkeypatch.syspath_prepend(DISTRIBUTION)
-    monkeypatch.setenv("PYTHONPATH", str(DISTRIBUTION), prepend=os.pathsep)
+def bigram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the distribution as its `pyproject.toml` says, here and in processes that are begun here."""
+    install_project(tmp_path, DISTRIBUTION)
+    for folder in (tmp_path, DISTRIBUTION):
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
 
 
 @pytest.fixture

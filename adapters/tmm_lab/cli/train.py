@@ -44,7 +44,10 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
         help=f"architecture of the model: {', '.join(architectures())} (default: {_DEFAULT})",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the run, new or empty (default: runs/<preset>-<time>)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of the run, new or empty (default: runs/<architecture>-<preset>-<time>)",
     )
     parser.add_argument(
         "--resume",

@@ -76,8 +76,8 @@ class Run:
         self.tokenizer = folder / "tokenizer.json"
 
     @classmethod
-    def create(cls, out: Path | None, preset: str) -> Run:
-        """Make the folder of a new run: `out`, or `runs/<preset>-<time>`.
+    def create(cls, out: Path | None, name: str) -> Run:
+        """Make the folder of a new run: `out`, or `runs/<name>-<time>`.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class Run:
             except OSError as error:
                 raise _cannot_make(out, error) from error
             return run
-        stem, attempt = f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}", 1
+        stem, attempt = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
         while True:
             folder = RUNS / (stem if attempt == 1 else f"{stem}-{attempt}")
             try:

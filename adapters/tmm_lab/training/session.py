@@ -59,7 +59,7 @@ def begin(
     options : TrainingOptions
         How to train.
     out : Path or None
-        Where to; `runs/<preset>-<time>` unless given.
+        Where to; `runs/<architecture>-<preset>-<time>` unless given.
     """
     name, framework = _load(options, config)
     options = with_defaults(dataclasses.replace(options, framework=name), config, framework)
@@ -143,7 +143,7 @@ def _create(
     display: Display,
 ) -> Job:
     """Make the folder of a new run, with all that training reads; nothing stays of it where that fails."""
-    run = Run.create(out, preset)
+    run = Run.create(out, f"{config.model_type}-{preset}")
     try:
         display.note(f"reading {source.name}")
         data = prepare_data(run, source)
@@ -234,7 +234,7 @@ def _finish(job: Job, trainer: Trainer, loop: Loop, reporter: Reporter, *, memor
     reporter.sample("what it writes now:", loop.sample(FINAL_SAMPLE_TOKENS)[0])
     plot_training(
         run.plot,
-        title=f"{run.description['preset']}, {loop.step:,} steps",
+        title=f"{job.architecture.title}, {run.description['preset']}, {loop.step:,} steps",
         curve=curve,
         baselines=run.description["baselines"],
         heatmap=job.architecture.heatmap(config, trainer.parameters(job.architecture.is_logged)),
