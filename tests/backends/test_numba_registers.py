@@ -15,12 +15,13 @@ print(max(lanes.WIDTHS.values()))
 AVX2 = "+avx,+avx2,+fma,+f16c"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("features", "lanes", "dtypes"),
     [
         pytest.param(AVX2, 8, "'float32'", id="AVX2"),
-        pytest.param(AVX2, 8, "'float32', 'float16'", id="AVX2-float16", marks=pytest.mark.slow),
-        pytest.param("+sse2", 4, "'float32'", id="SSE2", marks=pytest.mark.slow),
+        pytest.param(AVX2, 8, "'float32', 'float16'", id="AVX2-float16"),
+        pytest.param("+sse2", 4, "'float32'", id="SSE2"),
     ],
 )
 def test_laws_hold_with_narrower_registers(features, lanes, dtypes, tmp_path):

@@ -307,6 +307,7 @@ def test_checkpointing_recomputes_the_same_gradients(use_reentrant):
     torch.testing.assert_close((w.grad, x.grad), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     script = f"""
         import os, torch, tmm_core

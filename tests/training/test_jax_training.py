@@ -82,6 +82,7 @@ assert not {"torch", "transformers", "accelerate"} & set(sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_two_devices_and_no_pytorch_train_the_same_run(in_jax: Path, text: Path, tmp_path: Path) -> None:
     """Two devices with two sequences each do what one does that accumulates twice."""
     out = tmp_path / "two"
