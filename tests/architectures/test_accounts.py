@@ -23,7 +23,7 @@ class TwoMaps(nn.Module):
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-@pytest.mark.parametrize(("batch", "n"), [(1, 64), (3, 48)])
+@pytest.mark.parametrize(("batch", "n"), [pytest.param(1, 64, marks=pytest.mark.slow), (3, 48)])
 def test_formulas_agree_with_what_is_counted(name, batch, n):
     architecture, config = small_config(name, **SMALL)
     counted = count_flops(architecture.torch_model(config, seed=0), config.vocab_size, batch=batch, n=n)

@@ -225,7 +225,7 @@ def test_arrays_of_many_devices():
     )
 
 
-@pytest.mark.parametrize("axes", ["Auto", "Explicit"])
+@pytest.mark.parametrize("axes", ["Auto", pytest.param("Explicit", marks=pytest.mark.slow)])
 def test_every_engine_computes_arrays_of_many_devices_outside_of_programs(axes):
     """Or JAX refuses, with its own words on explicit axes, to share out a sum or a product."""
     done = run_python(

@@ -26,7 +26,7 @@ from tmm_backends._numba import product as product_module
 from tmm_core.backend import Request
 from tmm_core.testing.oracles import dense_product, error_factor
 
-IN_TURN = settings(max_examples=100, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+IN_TURN = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 # Shapes, strides, dtypes ---------------------------------------------------------------------------------------------

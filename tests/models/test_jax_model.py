@@ -119,7 +119,7 @@ def test_parameters_are_copied_from_any_library():
 
 
 @pytest.mark.usefixtures("single")
-@pytest.mark.parametrize("name", ["two_layer_heads", "later"])
+@pytest.mark.parametrize("name", [pytest.param("two_layer_heads", marks=pytest.mark.slow), "later"])
 def test_bfloat16_is_that_of_autocast(name: str):
     config = VARIANTS[name]
     params, ids = random_params(config, np.float32), random_ids(config)

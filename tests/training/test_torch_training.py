@@ -230,6 +230,7 @@ def test_an_error_in_the_first_process_is_told_once(
     assert sent == [[None, rank == 0]], "the others are told, not left to wait"
 
 
+@pytest.mark.slow
 def test_two_processes_train_one_run(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "two"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]

@@ -18,7 +18,6 @@ __all__ = [
     "conj",
     "device_of",
     "indices_like",
-    "is_compiled",
     "is_real",
     "matmul",
     "nan_where",
@@ -99,20 +98,14 @@ def values_known(*arrays: Array | None) -> bool:
     return True
 
 
-def is_compiled() -> bool:
-    """Return whether PyTorch's compiler is reading the code that asks."""
-    torch = _imported_torch()
-    return torch is not None and torch.compiler.is_compiling()
-
-
 def values_within_reach(*arrays: Array | None) -> bool:
     """Return whether the arrays have values that rare bookkeeping may look at, though it waits for a device then.
 
     Ask for what has been computed of arrays: in a program of JAX's it has no values, though they may.
     """
-    if is_compiled():
-        return False
     torch = _imported_torch()
+    if torch is not None and torch.compiler.is_compiling():
+        return False
     for array in arrays:
         if array is None or type(array) in _valued:
             continue

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from typing import Any, Literal
 
 from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import computed_in, device_of, is_compiled, nan_where
+from .._arrays.properties import computed_in, device_of, nan_where
 from . import direct, fourier
 from .masks import by_segments, correlate_by_segments, nan_mask_of_lags, nan_mask_of_outputs, split_finite
 
@@ -76,9 +76,6 @@ def causal_toeplitz_correlate(
 
 
 def quiet() -> Any:
-    """Return a context without NumPy's floating-point warnings, which also concern results that are then repaired.
-
-    Code that PyTorch compiles does not warn, and could not enter NumPy's context.
-    """
+    """Return a context without NumPy's floating-point warnings, which also concern results that are then repaired."""
     numpy = sys.modules.get("numpy")  # also under array_api_strict and in Dask's blocks
-    return nullcontext() if numpy is None or is_compiled() else numpy.errstate(all="ignore")
+    return nullcontext() if numpy is None else numpy.errstate(all="ignore")

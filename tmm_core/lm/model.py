@@ -13,7 +13,6 @@ from typing import Literal
 
 from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import as_integers, nan_where, result_dtype_name, values_known
-from .._definition.toeplitz import quiet
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
 from ..mixing import float32_at_least, mix_tokens
@@ -163,8 +162,9 @@ def loss(
     chosen = xp.sum(xp.where(hit, logits, xp.zeros_like(logits)), axis=-1)
     nats = xp.where(known, log_total - chosen, xp.full_like(chosen, math.nan))
     nats = xp.where(counts, nats, xp.zeros_like(nats))
-    with quiet():  # NaN where nothing counts
-        return xp.sum(nats) / xp.sum(xp.astype(counts, nats.dtype))
+    total, counted = xp.sum(nats), xp.sum(xp.astype(counts, nats.dtype))
+    nothing = counted == 0  # then NaN, without a warning of NumPy's, whose switch no compiler follows
+    return xp.where(nothing, xp.full_like(total, math.nan), total / xp.where(nothing, xp.ones_like(counted), counted))
 
 
 def blocks(params: Params, input_ids: Array, config: TMMConfig, mix: Mix) -> Array:
