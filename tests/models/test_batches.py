@@ -262,3 +262,13 @@ def test_eval_reads_documents_as_the_run_did(joined: bool | None, tmp_path: Path
     monkeypatch.setattr("tmm_lab.data.dataset.evaluation_windows", recorded)
     assert main(["eval", str(tmp_path / "model"), "--text", str(tmp_path / "text.txt"), "--device", "cpu"]) == 0
     assert seen == [None if joined else 256]
+
+
+def test_the_definition_compiles_whole():
+    config = dataclasses.replace(HEADS, vocab_size=11)
+    params = {name: torch.asarray(p) for name, p in lm.init_params(config, np.random.default_rng(0)).items()}
+    ids = torch.arange(8)[None]
+    loss = functools.partial(lm.loss, params, ids, config)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(labels=ids), loss(labels=ids))
+    assert loss(labels=torch.full_like(ids, lm.IGNORED)).isnan()
