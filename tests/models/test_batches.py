@@ -264,6 +264,7 @@ def test_eval_reads_documents_as_the_run_did(joined: bool | None, tmp_path: Path
     assert seen == [None if joined else 256]
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")  # in array_api_compat
 def test_the_definition_compiles_whole():
     config = dataclasses.replace(HEADS, vocab_size=11)
     params = {name: torch.asarray(p) for name, p in lm.init_params(config, np.random.default_rng(0)).items()}
