@@ -1,5 +1,6 @@
 """The machine code that the Numba engine keeps on disk: what is kept, for how long, and where it cannot be kept."""
 
+import compileall
 import os
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from support.requirements import import_or_skip, system_or_skip
 import_or_skip("numba")
 
 import tmm_backends
-from tmm_backends._numba import compile as compiling
+from tmm_backends._numba import machine_code
 
 PRODUCT = """
     import tmm_core
@@ -116,16 +117,59 @@ def test_a_full_disk_is_no_error(package, tmp_path):
         assert logged[-1] == "compiled 42.0"
 
 
-def test_files_cut_short_are_compiled_anew(package, tmp_path):
+def flipped(content, at):
+    changed = bytearray(content)
+    changed[at] ^= 1 << at % 8
+    return bytes(changed)
+
+
+def test_what_is_damaged_is_compiled_anew(package, tmp_path):
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     call(package, **cache)
-    for ending in (".nbi", ".nbc"):
-        files = [file for file in (tmp_path / "cache").rglob(f"*{ending}") if file.write_bytes(file.read_bytes()[:100])]
-        assert files
-        *logged, result = call(package, **cache)
-        assert any("cannot be read" in line for line in logged)
-        assert result == "compiled 42.0"
+    (file,) = files_of(tmp_path / "cache")
+    file.write_bytes(flipped(file.read_bytes(), file.stat().st_size // 2))
+    *logged, result = call(package, **cache)
+    assert any(f"damaged: {file}" in line for line in logged)
+    assert result == "compiled 42.0"
     assert call(package, **cache) == ["loaded 42.0"]
+
+
+def test_no_damage_is_overlooked(tmp_path):
+    code, file = bytes(range(256)) * 4, tmp_path / "kernel"
+    content = machine_code.HASH(code).digest() + code
+    file.write_bytes(content)
+    assert machine_code._read(file) == code
+    damages = [flipped(content, at) for at in range(0, len(content), 7)]
+    damages += [content[:size] for size in (0, 10, machine_code.DIGEST, 100, len(content) - 1)]
+    damages += [bytes(len(content)), content[:500] + bytes(512) + content[1012:], content + b"\n"]
+    for damaged in damages:
+        file.write_bytes(damaged)
+        assert machine_code._read(file) is None
+
+
+def test_a_file_that_cannot_be_read_or_replaced_is_no_error(package, tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    call(package, **cache)
+    (file,) = files_of(tmp_path / "cache")
+    file.unlink()
+    file.mkdir()
+    *logged, result = call(package, **cache)
+    assert any("cannot be read" in line for line in logged)
+    assert result == "compiled 42.0"
+
+
+def test_byte_code_alone_is_enough(package, tmp_path):
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert compileall.compile_dir(package, legacy=True, quiet=1)
+    for source in package.rglob("*.py"):
+        source.unlink()
+    assert call(package, **cache)[-1] == "compiled 42.0"
+    assert call(package, **cache) == ["loaded 42.0"]
+
+
+def test_nothing_is_kept_where_nothing_tells_the_sources(places, monkeypatch):
+    monkeypatch.setattr(machine_code, "_sources", list)
+    assert machine_code._folder() is None
 
 
 @pytest.fixture
@@ -148,54 +192,50 @@ def block(place):
 
 def test_the_first_place_that_can_be_written_is_taken(places):
     for place in places:
-        folder = compiling._folder()
+        folder = machine_code._folder()
         assert place in folder.parents
         assert folder.stat().st_mode & 0o777 == 0o700
         shutil.rmtree(place)
         place.mkdir()
         block(place)
-    assert compiling._folder() is None
+    assert machine_code._folder() is None
 
 
 def test_a_home_stands_for_the_users_cache(places, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(places[1]))
-    assert places[1] / ".cache" in compiling._folder().parents
+    assert places[1] / ".cache" in machine_code._folder().parents
 
 
 def test_a_folder_that_others_can_write_is_not_trusted(places):
     system_or_skip("posix", "permissions are POSIX's")
-    first = compiling._folder()
+    first = machine_code._folder()
     for mode in (0o777, 0o720, 0o702):
         first.chmod(mode)
-        assert places[1] in compiling._folder().parents
+        assert places[1] in machine_code._folder().parents
     first.chmod(0o700)
-    assert compiling._folder() == first
+    assert machine_code._folder() == first
 
 
 def test_a_link_is_not_followed(places, tmp_path):
     system_or_skip("posix", "links need no rights on POSIX only")
-    first = compiling._folder()
+    first = machine_code._folder()
     first.rename(tmp_path / "elsewhere")
     first.symlink_to(tmp_path / "elsewhere")
-    assert places[1] in compiling._folder().parents
+    assert places[1] in machine_code._folder().parents
 
 
 def test_a_folder_of_somebody_else_is_not_trusted(places, monkeypatch):
     system_or_skip("posix", "owners are POSIX's")
-    first = compiling._folder()
+    first = machine_code._folder()
     monkeypatch.setattr(os, "getuid", lambda: first.stat().st_uid + 1)
-    assert compiling._folder() is None
+    assert machine_code._folder() is None
 
 
-def test_the_name_of_the_folder_tells_the_sources(places, monkeypatch, sources):
-    name = compiling._folder().name
-    monkeypatch.setattr(compiling, "__file__", str(sources / "compile.py"))
-    assert compiling._folder().name == name
-    for source in sorted(sources.glob("*.py")):
-        text = source.read_text()
-        source.write_text(text + "\n")
-        assert compiling._folder().name != name, source
-        source.write_text(text)
-    assert compiling._folder().name == name
+def test_the_name_of_the_folder_tells_the_sources(places, monkeypatch):
+    name, sources = machine_code._folder().name, machine_code._sources()
+    assert len(sources) == len(list(Path(machine_code.__file__).parent.glob("*.py")))
+    for i in range(len(sources)):
+        monkeypatch.setattr(machine_code, "_sources", lambda i=i: [*sources[:i], sources[i] + b"\n", *sources[i + 1 :]])
+        assert machine_code._folder().name != name
