@@ -223,9 +223,9 @@ def test_all_that_is_announced_is_done_and_a_process_computes_what_this_one_does
     monkeypatch.undo()  # the other process has all cases
     inputs.models.cache_clear()
     monkeypatch.setattr(comparing, "OWN_PROCESS", "numpy")
-    told: list[str] = []
-    results = compare([NUMPY], told.append)
-    assert len(told) == len(set(told)) == count([NUMPY])
+    told: list[None] = []
+    results = compare([NUMPY], lambda: told.append(None))
+    assert len(told) == count([NUMPY])
     assert {result.status for result in results} == {"ok", "reference", "none"}
 
 

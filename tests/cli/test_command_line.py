@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from support.commands import REFERENCE, TINY
+from support.processes import run_python
 
 from tmm_core.errors import TMMError
 from tmm_lab import cli
@@ -171,3 +172,38 @@ def test_a_path_that_is_wrong_is_bad_input_and_not_a_failure(
         ["eval", model, "--text", tmp_path],
     ):
         assert re.search(r"choose|check|name", refused(*command, code=2)), "the remedy"
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_what_a_command_does_not_know_is_told_with_its_own_usage(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Abbreviations are not known: what begins one option today may begin two tomorrow."""
+    options = {"generate": ["--prompt", "a"], "eval": ["--text", "a"], "convert": ["a", "b"]}.get(command, [])
+    for unknown, hint in (("--debu", "; did you mean --debug?"), ("--surely-unknown", "")):
+        with pytest.raises(SystemExit) as stopped:
+            main([command, *options, unknown])
+        assert stopped.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"usage: tmm {command} ")
+        assert said.endswith(f"tmm {command}: error: unrecognized arguments: {unknown}{hint}\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is no signal there")
+@pytest.mark.parametrize("module", ["argparse", "tmm_lab.cli", "tmm_lab.cli.train", "tmm_core.errors"])
+def test_ctrl_c_while_the_command_line_is_imported_is_130(module: str) -> None:
+    """The program is interrupted as it imports a module, the first of its own among them."""
+    code = f"""
+        import importlib.abc, os, runpy, signal, sys
+        class Interrupter(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path=None, target=None):
+                if name == {module!r}:
+                    os.kill(os.getpid(), signal.SIGINT)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("tmm_core", "argparse")]:
+            del sys.modules[name]
+        sys.meta_path.insert(0, Interrupter())
+        sys.argv = ["tmm", "backends"]
+        runpy.run_module("tmm_lab", run_name="__main__")
+        """
+    done = run_python(code, fails=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ntmm: stopped\n")

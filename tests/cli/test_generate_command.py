@@ -42,13 +42,14 @@ def test_generate_refuses(options: list[str], message: str, model: Path, refused
 def test_an_error_while_writing_is_told_on_a_line_of_its_own(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
+    def broken(*_: object, on_text: Callable[[int, str], None], **__: object) -> None:
+        on_text(0, " end")
         raise ValueError("no engine")
 
     monkeypatch.setattr("tmm_lab.evaluation.measure.continuations", broken)
     with pytest.raises(ValueError, match="no engine"):
         main(["generate", str(model), "--prompt", "The", "--debug"])
-    assert capsys.readouterr().out == "The\n"
+    assert capsys.readouterr().out == "The end\n"
 
 
 def test_generate_refuses_what_is_no_model(tmp_path: Path, model: Path, refused: Callable[..., str]) -> None:

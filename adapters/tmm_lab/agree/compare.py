@@ -6,7 +6,6 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from itertools import product
 
 from .configurations import Configuration
@@ -22,11 +21,11 @@ OWN_PROCESS = "jax"
 
 
 def count(chosen: Sequence[Configuration]) -> int:
-    """Return how many times `compare` will say that something is done."""
+    """Return how many times `compare` will say that a part is through."""
     return 1 + len(chosen) * len(DTYPES) * len(TOPICS)
 
 
-def compare(chosen: Sequence[Configuration], done: Callable[[str], None]) -> list[Result]:
+def compare(chosen: Sequence[Configuration], done: Callable[[], None]) -> list[Result]:
     """Compute everything in the configurations that are `chosen`, and hold it against the reference.
 
     Parameters
@@ -34,7 +33,7 @@ def compare(chosen: Sequence[Configuration], done: Callable[[str], None]) -> lis
     chosen : sequence of Configuration
         The first framework among them is the reference of what the definition does not tell.
     done : callable
-        Told what is through, from any thread.
+        Called when a part is through, from any thread.
 
     Returns
     -------
@@ -52,19 +51,15 @@ def compare(chosen: Sequence[Configuration], done: Callable[[str], None]) -> lis
         for configuration, dtype, topic in everything:
             if configuration.library == OWN_PROCESS:
                 future = pools[dtype].submit(measure, configuration, dtype, topic)
-                future.add_done_callback(partial(_tell, done, configuration, dtype, topic))
+                future.add_done_callback(lambda _: done())
                 found[configuration, dtype, topic] = future
         reference = Reference()
-        done("reference")
+        done()
         for configuration, dtype, topic in everything:
             if configuration.library != OWN_PROCESS:
                 found[configuration, dtype, topic] = measure(configuration, dtype, topic)
-                _tell(done, configuration, dtype, topic)
+                done()
         return judge({key: _waited(found[key]) for key in everything}, reference)
-
-
-def _tell(done: Callable[[str], None], configuration: Configuration, dtype: str, topic: str, *_: object) -> None:
-    done(f"{configuration.name}, {dtype}: {topic}")
 
 
 def _waited(measured: Measured | Future[Measured]) -> Measured:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 
+from ..progress import shown
 from .errors import report_error
 from .fields import CommandParser
 
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = build_parser().parse_args(argv)
         debug = arguments.debug
-        with _messages():
+        with _messages(), shown():
             code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
@@ -63,7 +64,7 @@ def _prepare_streams() -> None:
 def _messages() -> Iterator[None]:
     """Write to stderr what `tmm_core` logs, such as that it compiles, which takes seconds."""
     log = logging.getLogger("tmm_core")
-    handler = logging.StreamHandler(sys.stderr)  # the one of now: a program may call `main` again with another
+    handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("tmm: %(message)s"))
     level = log.level
     log.addHandler(handler)
@@ -75,13 +76,21 @@ def _messages() -> Iterator[None]:
         log.setLevel(level)
 
 
+class _StderrHandler(logging.Handler):
+    """Writes to what stderr is at the time: a bar in a terminal lets lines through above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; each adds its own by `add_parser` and sets `run`.
 
     They are imported here, so that `main` answers Ctrl-C meanwhile.
     """
     debug = "show the traceback of an error"
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="tmm", description="Toeplitz MLP Mixer: train language models, sample from them, measure and convert them."
     )
     parser.add_argument("--debug", action="store_true", help=debug)

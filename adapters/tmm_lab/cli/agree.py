@@ -23,8 +23,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="prove that all backends compute the same: products, gradients, models, training",
         description="Compute the same products, adjoints, correlations, gradients, streams, models of every variant "
         "and 200 steps of training with every backend that is here, in float32 and float64, and hold them against "
-        "NumPy in float64. The exit code is 1 where one differs by more than is allowed. A minute and a half "
-        "of two cores, if they have nothing else to do.",
+        "NumPy in float64. The exit code is 1 where one differs by more than is allowed. Takes minutes, and says how "
+        "far it is.",
     )
     parser.add_argument(
         "configurations",
@@ -40,14 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table, or JSON; return 1 if a result fails."""
     from ..agree.compare import compare, count
     from ..agree.configurations import configurations
-    from ..agree.progress import shown
     from ..bench.machine import describe
+    from ..progress import waiting
 
     chosen, missing = configurations(arguments.configurations)
     machine = {name: text for name, text in describe().items() if name in ("processor", "versions")}
     start = time.perf_counter()
-    with shown(count(chosen)) as done:
-        found = compare(chosen, done)
+    with waiting("comparing", count(chosen)) as advance:
+        found = compare(chosen, advance)
     seconds = time.perf_counter() - start
     compared, failed = _counted(found)
     ok = compared > 0 and not failed

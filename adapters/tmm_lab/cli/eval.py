@@ -9,9 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tmm_adapters.pretrained import read_config
 from tmm_core.errors import InputError
 
-from .model_options import able_frameworks, add_model_options, check_tokenizer
+from ..progress import waiting
+from .model_options import add_model_options, check_tokenizer
 
 if TYPE_CHECKING:
     from ..data.text import Part
@@ -43,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = model_folder(arguments.dir)
     check_tokenizer(folder)
     run = run_of(folder)
+    from ..data.config import DataConfig
     from ..data.dataset import evaluation_windows
     from ..data.documents import read_documents
     from ..data.text import write_text
@@ -51,12 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training.display import counted
     from ..training.frameworks import choose, open_model
 
+    framework = choose(arguments.framework, read_config(folder).model_type)
     documents = read_documents(arguments.text)
-    model, tokenizer = open_model(choose(arguments.framework, able_frameworks(folder)), folder, device=arguments.device)
     with tempfile.TemporaryDirectory() as scratch:
-        text = write_text(documents, Path(scratch, "text"))
+        with waiting(f"reading {DataConfig(text=tuple(arguments.text)).name}"):
+            text = write_text(documents, Path(scratch, "text"))
+        model, tokenizer = open_model(framework, folder, device=arguments.device)
         part = text.whole()
-        tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
+        with waiting("encoding"):
+            tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
         joined = run is not None and run.parsed().options.join_documents  # the model reads texts as in its training
         windows = evaluation_windows(tokens, model.max_len, None if joined else tokenizer.end_of_text)
         nats = held_out_nats(model, windows, batch=arguments.batch)

@@ -9,6 +9,7 @@ import inspect
 import os
 import textwrap
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -22,16 +23,29 @@ _METAVARS_BY_NAME = {"prompt": "TEXT", "tokenizer": "FILE", "report_to": "NAMES"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of a command, some of whose options may depend on what others are given."""
+    """The parser of a command, some of whose options may depend on what others are given.
+
+    Options are written out: what begins one today may begin two tomorrow. An unknown one is told with the usage of the
+    command, and with the option that may be meant.
+    """
 
     prepare: Callable[[Sequence[str]], None] | None = None
     """Called with the arguments before they are parsed, to add options."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make a parser that takes no abbreviations."""
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, with the options that `prepare` adds."""
         if self.prepare is not None:
             self.prepare(args)
-        return super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            similar = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1, cutoff=0.7)
+            hint = f"; did you mean {similar[0]}?" if similar else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
 
 def add_fields(parser: argparse._ActionsContainer, cls: type, *, defaults: Any = None) -> None:

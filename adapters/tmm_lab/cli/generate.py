@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tmm_adapters.generation import Sampling
+from tmm_adapters.pretrained import read_config
 from tmm_core.errors import InputError, MissingFileError
 
+from ..progress import waiting
 from .fields import as_text
-from .model_options import able_frameworks, add_model_options, check_tokenizer
+from .model_options import add_model_options, check_tokenizer
 
 if TYPE_CHECKING:
     from ..evaluation.measure import Writing
@@ -64,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training.display import printable
     from ..training.frameworks import choose, open_model
 
-    model, tokenizer = open_model(choose(arguments.framework, able_frameworks(folder)), folder, device=arguments.device)
+    model, tokenizer = open_model(
+        choose(arguments.framework, read_config(folder).model_type), folder, device=arguments.device
+    )
     terminal = sys.stdout.isatty()
     begun = 0
 
@@ -81,23 +86,27 @@ def run(arguments: argparse.Namespace) -> int:
         begun = max(begun, count)
 
     def on_text(row: int, piece: str) -> None:
+        first.close()
         begin(row + 1)
         write(piece)
 
-    begin(1)
-    try:
-        writing = continuations(
-            model,
-            tokenizer,
-            prompts,
-            arguments.tokens,
-            Sampling(arguments.temperature, arguments.top_k, arguments.top_p),
-            seed=arguments.seed,
-            on_text=on_text,
-        )
-        begin(len(prompts))
-    finally:
-        write("\n")  # an error, too, is told on a line of its own
+    with ExitStack() as first:
+        first.enter_context(waiting("computing the first token"))
+        try:
+            writing = continuations(
+                model,
+                tokenizer,
+                prompts,
+                arguments.tokens,
+                Sampling(arguments.temperature, arguments.top_k, arguments.top_p),
+                seed=arguments.seed,
+                on_text=on_text,
+            )
+            first.close()
+            begin(len(prompts))
+        finally:
+            if begun:
+                write("\n")  # an error, too, is told on a line of its own
     print(_metrics(writing, model.longest_text), folder, sep="; ", file=sys.stderr)
     return 0
 

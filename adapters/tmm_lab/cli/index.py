@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tmm_adapters.pretrained import WEIGHTS, read_config, read_tensors
 from tmm_core.errors import InputError, MissingFileError
 
+from ..progress import waiting
+
 if TYPE_CHECKING:
     from tmm_adapters.architecture import ModelConfig
     from tmm_core import TMMConfig
@@ -126,8 +128,13 @@ def _over_time(arguments: argparse.Namespace) -> int:
     evaluations = [filters_of(read_tensors(path), config) for path in logs.values()] or [filters_of({}, config)]
     steps, n = list(logs), arguments.length or min(config.max_len, _LENGTH)
     _warn_if_slow(len(evaluations) * len(evaluations[-1]), n)
-    found = [[index_of(f).index for f in evaluation] for evaluation in evaluations]
-    vanished = [[vanishing(f, n) for f in evaluation] for evaluation in evaluations]
+    found: list[list[int | None]] = []
+    vanished: list[list[int | None]] = []
+    with waiting("analysing filters", sum(map(len, evaluations))) as advance:
+        for evaluation in evaluations:
+            found.append([index_of(f).index for f in evaluation])
+            vanished.append([vanishing(f, n) for f in evaluation])
+            advance(len(evaluation))
     summary = f"at the end: {summary_of(found[-1], vanished[-1])}"
     if arguments.json:
         rows = [
@@ -221,7 +228,8 @@ def _require_picture(picture: Path, config: TMMConfig) -> None:
 def _draw(picture: Path, draw: Callable[[], None], *, quiet: bool) -> None:
     """Draw, and say where."""
     try:
-        draw()
+        with waiting("drawing"):
+            draw()
     except OSError as error:
         raise OSError(
             f"cannot write the picture {picture} ({error.strerror or error}): choose another --plot"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tmm_adapters.architecture import Framework, get_architecture
 from tmm_core.errors import MissingFileError
 
-__all__ = ["able_frameworks", "add_model_options", "check_tokenizer"]
+__all__ = ["add_model_options", "check_tokenizer"]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -25,13 +24,6 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="where to compute (default: auto)"
     )
-
-
-def able_frameworks(folder: Path) -> tuple[Framework, ...]:
-    """Return the frameworks that compute the model in a folder."""
-    from tmm_adapters.pretrained import read_config
-
-    return get_architecture(read_config(folder).model_type).frameworks
 
 
 def check_tokenizer(folder: Path) -> None:

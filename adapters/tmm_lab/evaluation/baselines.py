@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tmm_core.errors import InputError
 
 from ..data.text import END_BYTE, Part
+from ..progress import waiting
 
 __all__ = ["ORDERS", "NGramModel", "baseline_costs", "zlib_cost"]
 
@@ -59,7 +60,11 @@ def baseline_costs(training: Part, held_out: Part) -> dict[str, float]:
     if not held_out.n_bytes:
         raise InputError("the held-out part holds no text: hold out at least one byte")
     model = NGramModel.fit(training)
-    costs = {name: model.bits(held_out, order) / held_out.n_bytes for name, order in ORDERS.items()}
+    costs = {}
+    with waiting("measuring n-gram models", len(ORDERS)) as advance:
+        for name, order in ORDERS.items():
+            costs[name] = model.bits(held_out, order) / held_out.n_bytes
+            advance()
     return {**costs, "zlib": zlib_cost(held_out)}
 
 
@@ -135,14 +140,16 @@ class NGramModel:
         """Return the models fitted on the first `max_bytes` of `part`, counted chunk by chunk."""
         grams = np.empty(0, np.uint32)
         counts = np.empty(0, np.int64)
-        for chunk in _grams(part):
-            chunk = chunk[:max_bytes]
-            max_bytes -= len(chunk)
-            new, times = np.unique(chunk, return_counts=True)
-            grams, place = np.unique(np.concatenate([grams, new]), return_inverse=True)
-            counts = np.bincount(place, np.concatenate([counts, times])).astype(np.int64)
-            if max_bytes <= 0:
-                break
+        with waiting("counting n-grams", min(part.size, max_bytes)) as advance:
+            for chunk in _grams(part):
+                chunk = chunk[:max_bytes]
+                max_bytes -= len(chunk)
+                new, times = np.unique(chunk, return_counts=True)
+                grams, place = np.unique(np.concatenate([grams, new]), return_inverse=True)
+                counts = np.bincount(place, np.concatenate([counts, times])).astype(np.int64)
+                advance(len(chunk))
+                if max_bytes <= 0:
+                    break
         if not len(grams):
             raise InputError("there is nothing to fit on: the training part holds no text, or max_bytes is 0")
         return cls(grams, counts)

@@ -17,6 +17,7 @@ from tmm_adapters.tokenizers import Tokenizer
 from tmm_core.errors import InputError
 
 from ..data.dataset import TokenWindows
+from ..progress import waiting
 
 __all__ = [
     "Batch",
@@ -98,12 +99,14 @@ def held_out_nats(
     StoppedError
         When `stop` says yes.
     """
-    nats = 0.0
-    for start in range(rank * batch, len(windows), world * batch):
-        if stop():
-            raise StoppedError
-        rows = [windows[index] for index in range(start, min(start + batch, len(windows)))]
-        nats += model.nats({name: np.stack([row[name] for row in rows]) for name in rows[0]})
+    nats, starts = 0.0, range(rank * batch, len(windows), world * batch)
+    with waiting("evaluating", len(starts)) as advance:
+        for start in starts:
+            if stop():
+                raise StoppedError
+            rows = [windows[index] for index in range(start, min(start + batch, len(windows)))]
+            nats += model.nats({name: np.stack([row[name] for row in rows]) for name in rows[0]})
+            advance()
     return nats
 
 

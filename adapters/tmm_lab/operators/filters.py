@@ -15,6 +15,7 @@ from tmm_core.errors import InputError
 from tmm_core.index import OperatorIndex, fredholm_index
 from tmm_core.lm import parameter_shapes
 
+from ..progress import waiting
 from .spectra import FiniteSection, dominant_lag, finite_section, inverse_growth
 
 __all__ = ["Filter", "FilterReport", "analyse", "filters_of", "index_of", "vanishing"]
@@ -130,12 +131,14 @@ def analyse(filters: Sequence[Filter], n: int) -> list[FilterReport]:
     rows = [f.diagonal for f, fine in zip(filters, finite, strict=True) if fine]
     growths = iter(inverse_growth(np.stack(rows), n).tolist() if rows else ())
     reports = []
-    for f, fine in zip(filters, finite, strict=True):
-        if fine:
-            section, growth, (lag, share) = finite_section(f.diagonal, n), next(growths), dominant_lag(f.diagonal)
-            reports.append(FilterReport(f, index_of(f), section, growth, lag, share))
-        else:
-            reports.append(FilterReport(f, index_of(f), None, math.nan, None, math.nan))
+    with waiting("analysing filters", len(filters)) as advance:
+        for f, fine in zip(filters, finite, strict=True):
+            if fine:
+                section, growth, (lag, share) = finite_section(f.diagonal, n), next(growths), dominant_lag(f.diagonal)
+                reports.append(FilterReport(f, index_of(f), section, growth, lag, share))
+            else:
+                reports.append(FilterReport(f, index_of(f), None, math.nan, None, math.nan))
+            advance()
     return reports
 
 

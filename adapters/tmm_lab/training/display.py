@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn
 from rich.table import Table
 from rich.text import Text
+
+from ..progress import shown_in
 
 __all__ = ["Display", "PlainDisplay", "Silence", "TerminalDisplay", "counted", "duration", "make_display", "printable"]
 
@@ -55,7 +58,7 @@ class TerminalDisplay:
         """Show on `console`."""
         self._console = console
         wide = console.width >= _WIDE
-        bar = (BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%")) if wide else ()
+        bar = (BarColumn(bar_width=None), TaskProgressColumn("{task.percentage:>3.0f}%")) if wide else ()
         self._progress = Progress(
             *bar,
             *(_Field(name) for name in ("steps", "loss", "rate", "left") if wide or name != "rate"),
@@ -64,6 +67,7 @@ class TerminalDisplay:
             transient=True,
         )
         self._task = self._progress.add_task("", start=True, total=None)
+        self._started = ExitStack()
 
     def header(self, title: str, rows: Sequence[tuple[str, str]]) -> None:
         """Show what is about to happen, as names and values."""
@@ -83,6 +87,7 @@ class TerminalDisplay:
         """Begin to follow the steps of a run."""
         self.step(step, total, loss=None, rate=None, left=None)
         self._progress.start()
+        self._started.enter_context(shown_in(self._progress))
 
     def step(self, step: int, total: int | None, *, loss: float | None, rate: float | None, left: float | None) -> None:
         """Show that `step` is done."""
@@ -90,7 +95,7 @@ class TerminalDisplay:
             self._task,
             completed=step,
             total=total,
-            steps=f"{step}/{total}" if total else f"{step}, timing",
+            steps=f"{step}/{total}" if total else f"step {step}, measuring its speed",
             loss="" if loss is None else f"loss {loss:.3f}",
             rate="" if rate is None else f"{rate:,.0f} tok/s",
             left="" if left is None else f"{duration(left)} left",
@@ -103,6 +108,7 @@ class TerminalDisplay:
 
     def stop(self) -> None:
         """Take the bar away."""
+        self._started.close()
         self._progress.stop()
 
 
@@ -205,7 +211,7 @@ def duration(seconds: float) -> str:
 
 
 class _Field(ProgressColumn):
-    """A column that shows one text of the task, and nothing before there is one."""
+    """A column that shows one text of the task; what is waited for is told in place of the steps."""
 
     max_refresh = 0.25
 
@@ -214,4 +220,4 @@ class _Field(ProgressColumn):
         self._name = name
 
     def render(self, task: Task) -> Text:
-        return Text(task.fields.get(self._name, ""), no_wrap=True)
+        return Text(task.fields.get(self._name, task.description if self._name == "steps" else ""), no_wrap=True)

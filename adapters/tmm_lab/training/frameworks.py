@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from tmm_adapters.architecture import Framework
+from tmm_adapters.architecture import Framework, get_architecture
 from tmm_core.errors import InputError, NotFoundError
+
+from ..progress import waiting
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +31,7 @@ FRAMEWORKS: dict[Framework, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "torch": (("torch",), ("accelerate",), "train"),
     "jax": (("jax", "optax"), ("orbax.checkpoint",), "train-jax"),
 }
+TITLES: dict[Framework, str] = {"torch": "PyTorch", "jax": "JAX"}
 
 
 class Trainer(Protocol):
@@ -122,15 +125,15 @@ class TrainingFramework(Protocol):
         """
 
 
-def choose(name: str, able: Collection[Framework], *, training: bool = False) -> Framework:
+def choose(name: str, architecture: str, *, training: bool = False) -> Framework:
     """Return the framework that `--framework name` stands for; none is imported.
 
     Parameters
     ----------
     name : str
         A framework, or `auto` for the first that is installed.
-    able : collection of str
-        The frameworks of the architecture.
+    architecture : str
+        The name of the model's architecture.
     training : bool
         Whether it is to train, which needs more libraries.
 
@@ -141,10 +144,12 @@ def choose(name: str, able: Collection[Framework], *, training: bool = False) ->
     ValueError
         If there is no framework of that name, or it does not compute the architecture.
     """
+    able = get_architecture(architecture).frameworks
     if name != "auto" and name not in FRAMEWORKS:
         raise InputError(f"--framework must be auto, {' or '.join(FRAMEWORKS)}, and is {name!r}")
     if name != "auto" and name not in able:
-        raise InputError(f"--framework {name} does not compute this architecture: take {' or '.join(able)}")
+        others = " or ".join(f"--framework {known}" for known in able)
+        raise InputError(f"--framework {name} does not compute the architecture {architecture!r}: choose {others}")
     usable = [known for known in FRAMEWORKS if known in able and not missing(known, training)]
     if name == "auto":
         if not usable:
@@ -169,7 +174,8 @@ def missing(name: Framework, training: bool) -> list[str]:
 
 def load(name: Framework) -> TrainingFramework:
     """Import what trains with the framework called `name`."""
-    return cast("TrainingFramework", import_module(f".{name}.runtime", __package__))
+    with waiting(f"loading {TITLES[name]}"):
+        return cast("TrainingFramework", import_module(f".{name}.runtime", __package__))
 
 
 def open_model(name: Framework, folder: Path, *, device: str) -> tuple[Model, Tokenizer]:
@@ -180,7 +186,8 @@ def open_model(name: Framework, folder: Path, *, device: str) -> tuple[Model, To
     FileNotFoundError, ValueError
         As `pretrained.load_params`, and if the device is not there.
     """
-    opened: Any = import_module(f"tmm_lab.evaluation.{name}_model").open_model(folder, device=device)
+    with waiting(f"loading {TITLES[name]} and the model"):
+        opened: Any = import_module(f"tmm_lab.evaluation.{name}_model").open_model(folder, device=device)
     return cast("tuple[Model, Tokenizer]", opened)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from tmm_core.errors import InputError
 
 from ..data.tokens import bits_per_byte
 from ..evaluation.measure import Batch, StoppedError, Windows, continuation, held_out_nats
+from ..progress import waiting
 from .checkpoints import write_checkpoint
 from .interruption import Interruption
 from .job import Job
@@ -83,10 +85,11 @@ class Loop:
         batch = self._batch()
         while True:
             factor = learning_rate_factor(self.step, self.total_steps, self._options.warmup)
-            loss, grad_norm = self._trainer.step(batch, factor)
-            self.step += 1
-            batch = self._batch()  # read while the device computes
-            losses.append(float(loss))
+            with waiting("compiling the first step") if self.step == self.first_step else nullcontext():
+                loss, grad_norm = self._trainer.step(batch, factor)
+                self.step += 1
+                batch = self._batch()  # read while the device computes
+                losses.append(float(loss))
             if self.step == self.first_step + 1:
                 self._first = self.clock.seconds, self.clock.training_seconds
             if self._timed is not None:
@@ -161,7 +164,8 @@ class Loop:
     def sample(self, n_tokens: int) -> tuple[str, int]:
         """Return how the model continues the prompt, and how many tokens, at most `n_tokens`, that took."""
         options, tokenizer = self._options, self._job.data.tokenizer
-        return continuation(self._trainer.model(), tokenizer, options.prompt, n_tokens, seed=options.seed)
+        with waiting("writing a sample"):
+            return continuation(self._trainer.model(), tokenizer, options.prompt, n_tokens, seed=options.seed)
 
     def _nats(self, windows: Windows, *, stop: Callable[[], bool] = lambda: False) -> float:
         """Return the cross-entropy (nats) of this process's share of `windows`, summed."""
@@ -177,7 +181,7 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint, in the first process only: all have the same state."""
         if self._runtime.first:
-            with self.clock.pause():
+            with self.clock.pause(), waiting("saving"):
                 write_checkpoint(self._job.run.checkpoints, self.step, self._trainer.write)
         self._saved_at = time.monotonic()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tmm_adapters.architecture import Framework, ModelConfig, config_to_dict, get_architecture
+from tmm_adapters.architecture import ModelConfig, config_to_dict, get_architecture
 from tmm_adapters.pretrained import save_model
 from tmm_core import use_backend
 from tmm_core.errors import InputError, TMMError
@@ -20,6 +20,7 @@ from tmm_core.errors import InputError, TMMError
 from ..data.config import DataConfig
 from ..evaluation.baselines import baseline_costs
 from ..evaluation.measure import prompt_ids
+from ..progress import waiting
 from .checkpoints import newest_intact, step_of
 from .data import open_data, prepare_data, with_vocabulary
 from .display import Display, make_display
@@ -61,21 +62,21 @@ def begin(
     out : Path or None
         Where to; `runs/<architecture>-<preset>-<time>` unless given.
     """
-    name, framework = _load(options, config)
-    options = with_defaults(dataclasses.replace(options, framework=name), config, framework)
-    runtime = framework.make_runtime(options)
-    display = make_display(silent=not runtime.first)
-    made: list[Job] = []
-
-    def create() -> Path:
-        made.append(_create(preset, config, data, options, out, vocab_given=vocab_given, display=display))
-        return made[0].run.folder
-
+    name = choose(options.framework, config.model_type, training=True)
     with _backend(options):
-        runtime.engine_name()  # refuses a bad choice before anything is written
-        folder = runtime.in_first_process(create)
-        job = made[0] if made else _open(Run.open(folder), options, check=False)
-        return _train(job, runtime, display, checkpoint=None)
+        first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun began
+        made = _created(preset, config, data, options, out, vocab_given=vocab_given) if first else None
+        with made or contextlib.nullcontext() as job:
+            framework = load(name)  # takes seconds: what is wrong with a text has been told by now
+            options = with_defaults(dataclasses.replace(options, framework=name), config, framework)
+            runtime = framework.make_runtime(options)
+            runtime.engine_name()  # refuses a bad choice
+            folder = runtime.in_first_process(lambda: None if job is None else _described(job, preset, data, options))
+        if job is None:
+            assert folder is not None
+            job = _open(Run.open(folder), options, check=False)
+        job = dataclasses.replace(job, options=options)
+        return _train(job, runtime, make_display(silent=not runtime.first), checkpoint=None)
 
 
 def resume(run: Run, **changes: Any) -> int:
@@ -99,7 +100,8 @@ def resume(run: Run, **changes: Any) -> int:
         raise InputError(f"the run {run.folder} is finished, nothing is left to resume: its model is {run.model}")
     parsed = run.parsed()
     options = dataclasses.replace(parsed.options, **changes)
-    runtime = _load(options, parsed.config)[1].make_runtime(options)
+    name = choose(options.framework, parsed.config.model_type, training=True)
+    runtime = load(name).make_runtime(options)
     display = make_display(silent=not runtime.first)
     with _backend(options):
         checkpoint, skipped = newest_intact(run.checkpoints)
@@ -120,19 +122,12 @@ def with_defaults(options: TrainingOptions, config: ModelConfig, framework: Trai
     return dataclasses.replace(options, learning_rate=rate, precision=precision)
 
 
-def _load(options: TrainingOptions, config: ModelConfig) -> tuple[Framework, TrainingFramework]:
-    """Import the framework that `options` name, which takes seconds, so it is said."""
-    name = choose(options.framework, get_architecture(config.model_type).frameworks, training=True)
-    if os.environ.get("RANK", "0") == "0":
-        print(f"starting: loading {'PyTorch' if name == 'torch' else 'JAX'}", flush=True)
-    return name, load(name)
-
-
 def _backend(options: TrainingOptions) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if options.backend is None else use_backend(options.backend)
 
 
-def _create(
+@contextlib.contextmanager
+def _created(
     preset: str,
     config: ModelConfig,
     source: DataConfig,
@@ -140,31 +135,35 @@ def _create(
     out: Path | None,
     *,
     vocab_given: bool,
-    display: Display,
-) -> Job:
-    """Make the folder of a new run, with all that training reads; nothing stays of it where that fails."""
+) -> Iterator[Job]:
+    """Make the folder of a new run, with all that training reads; nothing stays of it where the block fails."""
     run = Run.create(out, f"{config.model_type}-{preset}")
     try:
-        display.note(f"reading {source.name}")
-        data = prepare_data(run, source)
+        with waiting(f"reading {source.name}"):
+            data = prepare_data(run, source)
         config = with_vocabulary(config, data.tokenizer, given=vocab_given)
         job = Job.of(run, config, options, data)
         longest = job.architecture.longest_text(config)
         prompt_ids(options.prompt, data.tokenizer, longest)  # refuses one that is too long
-        run.describe(
-            preset=preset,
-            config=config_to_dict(config),
-            data=source.to_dict(),
-            options=options.to_dict(),
-            steps=options.steps,
-            baselines=baseline_costs(data.training, data.held_out),
-            started=time.time(),
-            finished=False,
-        )
+        run.description["baselines"] = baseline_costs(data.training, data.held_out)
+        yield job
     except BaseException:
         shutil.rmtree(run.folder, ignore_errors=True)
         raise
-    return job
+
+
+def _described(job: Job, preset: str, source: DataConfig, options: TrainingOptions) -> Path:
+    """Write what a new run is into its folder, which makes it one that can be resumed; return the folder."""
+    job.run.describe(
+        preset=preset,
+        config=config_to_dict(job.config),
+        data=source.to_dict(),
+        options=options.to_dict(),
+        steps=options.steps,
+        started=time.time(),
+        finished=False,
+    )
+    return job.run.folder
 
 
 def _open(run: Run, options: TrainingOptions, *, check: bool) -> Job:

@@ -1,0 +1,142 @@
+"""Whatever takes long says what it is: as it goes in a terminal, in lines elsewhere, and never in another program."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+from support.commands import TINY, printed
+
+from tmm_lab import progress
+from tmm_lab.progress import shown, shown_in, waiting
+from tmm_lab.training.display import TerminalDisplay
+
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, int]]:
+    """What commands say that they wait for: in which words, how much of it there is, and how much is said to be done.
+
+    They have to be in this list before anything of the kind has been waited for.
+    """
+    found: list[tuple[str, int | None, int]] = []
+
+    class Shower:
+        @contextlib.contextmanager
+        def waiting(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+            place, done = len(found), 0
+            found.append((what, total, 0))
+
+            def advance(n: int = 1, /) -> None:
+                nonlocal done
+                done += n
+                found[place] = what, total, done
+
+            yield advance
+
+    monkeypatch.setattr(progress, "_OnStderr", Shower)
+    monkeypatch.setattr(progress, "_InTerminal", lambda _: Shower())
+    return found
+
+
+def test_lines_begin_after_two_seconds_and_come_every_ten(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "_FIRST", 0.01)
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with shown(), waiting("reading", 500) as advance:
+        end = time.perf_counter() + 10
+        while not (said := capsys.readouterr().err) and time.perf_counter() < end:
+            time.sleep(0.01)
+        assert said == "tmm: reading\n"
+        for now[0] in (9.0, 10.0, 15.0, 20.0):
+            advance(100)
+    assert capsys.readouterr().err == "tmm: reading, 200 of 500\ntmm: reading, 400 of 500\n"
+    with shown(), waiting("nothing"):
+        pass
+    time.sleep(0.05)
+    assert capsys.readouterr().err == "", "what is short is not told"
+
+
+def test_only_the_command_line_and_its_first_process_speak(
+    monkeypatch: pytest.MonkeyPatch, waits: list[tuple[str, int | None, int]]
+) -> None:
+    with waiting("in a notebook") as advance:
+        advance()
+    monkeypatch.setenv("RANK", "1")
+    with shown(), waiting("in another process"):
+        pass
+    assert waits == []
+
+
+def test_in_a_terminal_waits_are_lines_that_go_away() -> None:
+    file = io.StringIO()
+    display = Progress(console=Console(file=file, force_terminal=True, width=60), transient=True)
+    with shown(), shown_in(display), waiting("reading", 4) as advance:
+        advance(2)
+        with waiting("measuring"):
+            assert [(task.description, task.completed, task.total) for task in display.tasks] == [
+                ("reading", 2, 4),
+                ("measuring", 0, None),
+            ]
+            display.refresh()
+        assert display.live.is_started
+    assert display.tasks == []
+    assert not display.live.is_started
+    assert "reading" in file.getvalue()
+    assert not re.search("[a-z]{2}", file.getvalue().rpartition("\x1b[2K")[2]), "nothing is left of them"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_bar_of_a_run_tells_what_it_waits_for(width: int) -> None:
+    file = io.StringIO()
+    display = TerminalDisplay(Console(file=file, force_terminal=True, width=width))
+    with shown():
+        display.start(7, None)
+        display.step(8, None, loss=None, rate=None, left=170.0)
+        with waiting("compiling the first step"):
+            display._progress.refresh()
+        display.stop()
+        with waiting("in lines again"):
+            pass
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    lines = re.split(r"[\r\n]+", plain)
+    assert any("compiling the first step" in line for line in lines)
+    assert any("step 8, measuring its speed" in line for line in lines)
+    assert all(len(line) <= width and "0%" not in line for line in lines)
+
+
+def test_training_and_evaluation_say_what_they_wait_for(
+    text: Path,
+    tmp_path: Path,
+    waits: list[tuple[str, int | None, int]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    options = ["--framework", "torch", "--steps", "2", "--evaluations", "1", "--held-out-bytes", "500"]
+    printed(capsys, "train", *TINY, *options, "--text", text, "--out", run)
+    said = [what for what, _, _ in waits]
+    for what in ("loading PyTorch", "compiling the first step", "evaluating", "writing a sample", "saving"):
+        assert what in said
+    assert said.index("reading words.txt") < said.index("loading PyTorch"), "what needs no framework comes first"
+    assert all(total in (None, done) for _, total, done in waits), "where the length is known, all of it is gone"
+    waits.clear()
+    printed(capsys, "eval", run, "--framework", "torch", "--text", text)
+    said = [what for what, _, _ in waits]
+    assert said.index("reading words.txt") < said.index("loading PyTorch and the model") < said.index("evaluating")
+    waits.clear()
+    printed(capsys, "generate", run, "--framework", "torch", "--prompt", "a", "--tokens", "2")
+    assert [what for what, _, _ in waits] == ["loading PyTorch and the model", "computing the first token"]
+    waits.clear()
+    printed(capsys, "index", run)
+    assert ("analysing filters", 2, 2) in waits
+    assert "drawing" in [what for what, _, _ in waits]
