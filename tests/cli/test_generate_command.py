@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,5 +120,9 @@ def test_prompts_that_are_no_text_are_refused(model: Path, tmp_path: Path, refus
     assert "is not UTF-8 text" in refused("generate", model, "--prompts", path)
 
 
-def test_what_steers_a_terminal_is_replaced() -> None:
+def test_what_steers_a_terminal_is_replaced_and_what_belongs_to_a_script_stays() -> None:
     assert printable("a\x1b[31m\nb\tc\r\x07é") == "a·[31m\nb\tc··é"
+    controls = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"]
+    assert printable("".join(controls)) == "·" * len(controls)
+    formats = "".join(filter(lambda c: unicodedata.category(c) in ("Cf", "Mn", "Zs", "Zl"), map(chr, range(0x110000))))
+    assert printable(formats) == formats, "joiners, directions, variation selectors, tags of emoji"

@@ -1,7 +1,12 @@
 """Tokenizers give back the text, whatever it holds."""
 
 import json
+import os
+import signal
+import sys
+import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +14,7 @@ from support.texts import prose, strings
 
 from tmm_adapters.tokenizers import ByteTokenizer, SubwordTokenizer, check_fits, load_tokenizer, train_tokenizer
 from tmm_lab.data.text import write_text
+from tmm_lab.data.tokens import write_tokens
 
 STRINGS = st.text() | st.sampled_from(["<|endoftext|>", "a<|endoftext|>b", " the  quick\n\n\tfox\r\n", "🙂" * 9])
 
@@ -118,7 +124,8 @@ def test_tokenizers_are_saved_with_a_model(tmp_path, tokenizer):
     assert isinstance(load_tokenizer(tmp_path), ByteTokenizer)
 
 
-def lossy(change):
+def of_the_library(change):
+    """Return a byte-level BPE as the library `tokenizers` makes it, with one thing changed."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -131,26 +138,122 @@ def lossy(change):
     return tokenizer
 
 
+def with_normalizer(make):
+    def change(tokenizers, tokenizer):
+        tokenizer.normalizer = make(tokenizers.normalizers)
+
+    return of_the_library(change)
+
+
+def with_token(**flags):
+    return of_the_library(lambda tokenizers, tokenizer: tokenizer.add_tokens([tokenizers.AddedToken("-x-", **flags)]))
+
+
+def of_characters(unknown):
+    """Return a BPE over the characters of English: there is no token for others."""
+    import tokenizers
+
+    vocabulary = ["</s>", *(["<unk>"] if unknown else []), *" abcdefghijklmnopqrstuvwxyz"]
+    model = tokenizers.models.BPE({v: i for i, v in enumerate(vocabulary)}, [], unk_token=unknown)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    return tokenizer
+
+
+def with_an_end_that_can_be_spelt():
+    """Return a tokenizer in the manner of Unigram, whose end of text is a piece like the others."""
+    import tokenizers
+
+    pieces = [("<unk>", -9.0), ("</s>", 0.0), *((character, -3.0) for character in "</>abs ")]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, 0, False))
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    return tokenizer
+
+
+LOSSY = {
+    "lowercase": (lambda: with_normalizer(lambda n: n.Lowercase()), "low", "Low"),
+    "NFC": (lambda: with_normalizer(lambda n: n.NFC()), "\u00e9", "e\u0301"),
+    "NFKC": (lambda: with_normalizer(lambda n: n.NFKC()), "fi", "\ufb01"),
+    "replace": (lambda: with_normalizer(lambda n: n.Replace("tab", "cat")), "cat", "tab"),
+    "strip": (lambda: with_normalizer(lambda n: n.Strip()), "a b", "a b "),
+    "spaces after an added token": (lambda: with_token(rstrip=True), "a-x-b", "a-x-  b"),
+    "spaces before an added token": (lambda: with_token(lstrip=True), "a-x-b", "a  -x-b"),
+    "no token": (lambda: of_characters(None), "abc", "ab\u043f\u0440"),
+    "unknown": (lambda: of_characters("<unk>"), "abc", "ab\u043f\u0440c"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_a_text_that_a_tokenizer_loses_is_refused_with_its_place(name, tmp_path):
+    make, kept, lost = LOSSY[name]
+    tokenizer = SubwordTokenizer(make(), "mine")
+    assert tokenizer.decode(tokenizer.encode(kept)) == kept
+    text = write_text([kept * 9, kept * 30 + lost], tmp_path / "text")
+    for encode in (
+        lambda: tokenizer.encode(lost),
+        lambda: tokenizer.encode_batch([kept, lost]),
+        lambda: write_tokens(text.whole(), tokenizer, tmp_path / "tokens.npy"),
+    ):
+        with pytest.raises(ValueError, match="mine loses text") as refusal:
+            encode()
+        assert f"{lost[-2:]}' is decoded as '" in str(refusal.value)
+    assert not (tmp_path / "tokens.npy").exists()
+
+
+@pytest.mark.parametrize("spelt", ["</s>", "a</s>b", "a </s> </s>"])
+def test_no_text_spells_an_end_of_text(spelt):
+    ends_like_any_word = json.loads(of_the_library(lambda *_: None).to_str())
+    ends_like_any_word["added_tokens"][0]["special"] = False
+    import tokenizers
+
+    tokenizer = SubwordTokenizer(tokenizers.Tokenizer.from_str(json.dumps(ends_like_any_word)))
+    ids = tokenizer.encode(spelt)
+    assert tokenizer.end_of_text not in ids
+    assert tokenizer.decode([*ids, tokenizer.end_of_text]) == spelt
+    with pytest.raises(ValueError, match=r"takes '</s>' for the end of a text wherever .*, as in '.*</s>"):
+        SubwordTokenizer(with_an_end_that_can_be_spelt()).encode(spelt)
+
+
 def test_tokenizers_that_cannot_serve_are_refused(tmp_path):
     file = tmp_path / "tokenizer.json"
     with pytest.raises(FileNotFoundError, match="no tokenizer"):
         load_tokenizer(file)
-    for content in ("", "{}", "no json", json.dumps({"model": {"type": "BPE"}})):
-        file.write_text(content)
+    for content in (b"", b"{}", b"no json", b"\xff\xfe", json.dumps({"model": {"type": "BPE"}}).encode()):
+        file.write_bytes(content)
         with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer of the 'tokenizers' library"):
             load_tokenizer(tmp_path)
-
-    def lowercase(tokenizers, tokenizer):
-        tokenizer.normalizer = tokenizers.normalizers.Lowercase()
-
-    lossy(lowercase).save(str(file))
-    with pytest.raises(ValueError, match=r"tokenizer\.json loses text"):
-        load_tokenizer(file)
-    tokenizer = lossy(lambda tokenizers, tokenizer: tokenizer.enable_truncation(2))
+    tokenizer = of_the_library(lambda tokenizers, tokenizer: tokenizer.enable_truncation(2))
     assert SubwordTokenizer(tokenizer).decode(SubwordTokenizer(tokenizer).encode("a long text")) == "a long text"
-    file.write_text(lossy(lambda *_: None).to_str().replace("</s>", "<other>"))
+    file.write_text(of_the_library(lambda *_: None).to_str().replace("</s>", "<other>"))
     with pytest.raises(ValueError, match="has no end-of-text token: add one of"):
         load_tokenizer(file)
+
+
+@pytest.mark.parametrize("letters", ["ACGT", "漢字仮名", "0123456789", "=-+*", " \t"])
+def test_a_tokenizer_is_trained_on_words_of_any_length(letters):
+    """The time was quadratic: minutes for the longer of these."""
+    rng = np.random.default_rng(0)
+    word = "".join(rng.choice(list(letters), 1 << 17))
+    tokenizer = train_tokenizer([word], 300)
+    assert tokenizer.vocab_size == 300
+    assert tokenizer.decode(tokenizer.encode(word)) == word
+    usual = train_tokenizer(["two words of a usual length " * 9], 300)
+    assert [usual.decode([token]) for token in usual.encode("two words")] == ["two", " words"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a process cannot signal itself there")
+def test_training_of_a_tokenizer_can_be_interrupted():
+    def texts():
+        """Come to an end only where nobody stops them."""
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(200):
+            time.sleep(0.05)
+            yield "a text"
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        train_tokenizer(texts(), 300)
+    assert time.monotonic() - begin < 5
 
 
 def test_a_tokenizer_must_fit_the_model(tokenizer):

@@ -40,7 +40,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads of ours and of each baseline (default: 2, or 1 on one core)"
     )
-    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="positions; in training, contexts")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", action="extend", metavar="N", help="positions; in training, contexts"
+    )
     parser.add_argument("--allocator", choices=ALLOCATORS, help="one of the two (default: both)")
     parser.add_argument("--json", action="store_true", help="print JSON, with all samples, in place of tables")
     parser.set_defaults(run=run)

@@ -101,4 +101,6 @@ def _argument(name: str, field: FieldType) -> dict[str, Any]:
     if field.choices:
         return {"choices": field.choices, "type": kind}
     metavar = _METAVARS_BY_NAME.get(name, _METAVARS[kind])
-    return {"nargs": "+", "metavar": metavar} if kind is tuple else {"type": kind, "metavar": metavar}
+    if kind is tuple:  # --text a b and --text a --text b are the same
+        return {"nargs": "+", "action": "extend", "metavar": metavar}
+    return {"type": kind, "metavar": metavar}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
@@ -187,10 +188,15 @@ def counted(number: int, thing: str) -> str:
 def printable(text: str) -> str:
     """Return `text` with what would steer a terminal replaced: a model may write anything.
 
+    Characters that say how their neighbours are joined and directed belong to the text: many scripts and emoji need
+    them.
+
     >>> printable("a\\x1b[31mb\\tc")
     'a·[31mb\\tc'
+    >>> printable("👩\\u200d👧") == "👩\\u200d👧"
+    True
     """
-    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+    return "".join("·" if unicodedata.category(c) in ("Cc", "Cs") and c not in "\n\t" else c for c in text)
 
 
 def without_blank_lines(text: str) -> str:
