@@ -344,7 +344,8 @@ def _interruptible(train: Callable[[Iterator[str]], None], texts: Iterator[str])
 
     def run() -> None:
         try:
-            done.set_result(train(itertools.takewhile(lambda _: not stopped.is_set(), texts)))
+            train(itertools.takewhile(lambda _: not stopped.is_set(), texts))
+            done.set_result(None)
         except BaseException as error:
             done.set_exception(error)
 

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from tmm_core import TMMConfig
-from tmm_lab.cli import main
+from tmm_lab.cli import build_parser, main
 from tmm_lab.cli.fields import add_fields, field_docstrings, given_fields
 from tmm_lab.data.config import DataConfig
 from tmm_lab.training.options import TrainingOptions
@@ -41,3 +41,18 @@ def test_fields_become_options() -> None:
     assert given == {"n": 3, "x": 0.5, "on": False, "kind": "b"}
     with pytest.raises(SystemExit):
         parser.parse_args(["--kind", "c"])
+
+
+def test_an_option_of_several_values_takes_them_together_or_one_by_one() -> None:
+    (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    several = [
+        (parser, action)
+        for parser in commands.choices.values()
+        for action in parser._actions
+        if action.option_strings and action.nargs in ("+", "*")
+    ]
+    assert {"--text", "--lengths"} <= {option for _, action in several for option in action.option_strings}
+    for parser, action in several:
+        option = action.option_strings[0]
+        together, one_by_one = (parser.parse_args(given) for given in ([option, "1", "2"], [option, "1", option, "2"]))
+        assert getattr(one_by_one, action.dest) == getattr(together, action.dest)

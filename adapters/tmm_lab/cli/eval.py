@@ -31,7 +31,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "and under zlib. Each token is predicted once, from at least half a context before it.",
     )
     add_model_options(parser)
-    parser.add_argument("--text", nargs="+", required=True, metavar="FILE", help="files of the text, each one document")
+    parser.add_argument(
+        "--text",
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="FILE",
+        help="files of the text, each one document",
+    )
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="windows in a batch (default: 8)")
     parser.set_defaults(run=run)
 
