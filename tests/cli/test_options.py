@@ -44,15 +44,15 @@ def test_fields_become_options() -> None:
 
 
 def test_an_option_of_several_values_takes_them_together_or_one_by_one() -> None:
-    (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    several = [
-        (parser, action)
-        for parser in commands.choices.values()
-        for action in parser._actions
-        if action.option_strings and action.nargs in ("+", "*")
-    ]
+    def parsers() -> dict[str, argparse.ArgumentParser]:
+        (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+        return commands.choices
+
+    found = [(command, action) for command, parser in parsers().items() for action in parser._actions]
+    several = [(command, action) for command, action in found if action.option_strings and action.nargs in ("+", "*")]
     assert {"--text", "--lengths"} <= {option for _, action in several for option in action.option_strings}
-    for parser, action in several:
+    for command, action in several:
         option = action.option_strings[0]
-        together, one_by_one = (parser.parse_args(given) for given in ([option, "1", "2"], [option, "1", option, "2"]))
-        assert getattr(one_by_one, action.dest) == getattr(together, action.dest)
+        given = [option, "1", "2"], [option, "1", option, "2"]
+        together, one_by_one = (vars(parsers()[command].parse_args(each))[action.dest] for each in given)
+        assert one_by_one == together
