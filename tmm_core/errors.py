@@ -12,6 +12,7 @@ __all__ = [
     "InputTypeError",
     "MissingFileError",
     "NotAFileError",
+    "NotAllowedError",
     "NotFoundError",
     "TMMError",
     "UnsupportedError",
@@ -48,3 +49,7 @@ class ExistingFileError(TMMError, FileExistsError):
 
 class NotAFileError(TMMError, IsADirectoryError):
     """A path that was given is a folder, and a file was expected."""
+
+
+class NotAllowedError(TMMError, PermissionError):
+    """A file or folder is there, and must not be read or written by this user."""

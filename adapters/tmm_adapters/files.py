@@ -1,54 +1,119 @@
-"""Files and folders that appear under their names only when they are complete."""
+"""Files and folders that appear under their names only when they are complete, and that are read only as written.
+
+A folder that is written at once holds `SHA256SUMS`, the digest of each of its files, as `sha256sum --check` reads it;
+other folders grow one with their files. Whoever reads a file asks `check` first. A folder without digests, as other
+tools write it, is read as it is.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
-from tmm_core.errors import ExistingFileError
+from tmm_core.errors import ExistingFileError, InputError, MissingFileError, NotAllowedError, TMMError
 
-__all__ = ["atomic_folder", "atomic_write", "require_empty"]
+__all__ = [
+    "SUMS",
+    "WriteError",
+    "add_sum",
+    "atomic_folder",
+    "atomic_write",
+    "check",
+    "damage",
+    "digest",
+    "open_to_read",
+    "require_empty",
+]
+
+SUMS = "SHA256SUMS"
+"""The name of the file with the digests of the files beside it."""
+
+_LINE = re.compile(rb"([0-9a-f]{64})  (.+)")
+_REMEDIES = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EROFS: "nothing can be written there, so choose another place",
+    errno.EACCES: "choose another place, or let it be written",
+    errno.EPERM: "choose another place, or let it be written",
+    errno.EEXIST: "move away what is in its place",
+    errno.ENOTEMPTY: "move away what is in its place",
+    errno.EISDIR: "move away what is in its place",
+    errno.ENOTDIR: "move away what is in its place",
+}
+
+
+class WriteError(OSError):
+    """A file or folder that cannot be written: which, why, and what to do.
+
+    `errno` is that of the failure, None where a library hides it.
+    """
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        """Say what `error` means for the file or folder `path`."""
+        remedy = _REMEDIES.get(error.errno or 0, "")
+        super().__init__(f"cannot write {path}: {error.strerror or error}" + (f"; {remedy}" if remedy else ""))
+        self.errno = error.errno
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` for writing; rename it to `path` if the block succeeds, else remove it."""
+    """Open a temporary file beside `path` for writing; rename it to `path` if the block succeeds, else remove it.
+
+    Raises
+    ------
+    WriteError
+        If it cannot be written; what was there before remains.
+    """
     temporary = _temporary(path)
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _as_write_errors(path, temporary):
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Make a temporary folder beside `folder`; rename it to `folder` if the block succeeds, else remove it.
 
-    Every file is on the disk before it is renamed, so that a crash at any moment leaves the whole folder or none.
+    Every file is on the disk, and its digest in `SHA256SUMS`, before the folder is renamed, so that a crash at any
+    moment leaves the whole folder or none.
+
+    Raises
+    ------
+    WriteError
+        If it cannot be written; nothing is left then.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _temporary(folder)
-    try:
-        temporary.mkdir()
-        yield temporary
-        for path in (*temporary.rglob("*"), temporary):
-            _sync(path)
-        if folder.is_dir():
-            folder.rmdir()  # an empty one; not every system renames onto it
-        temporary.rename(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    _sync(folder.parent)
+    target = Path(os.path.realpath(folder))  # a link to an empty folder stays a link
+    temporary = _temporary(target)
+    with _as_write_errors(folder, temporary):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.mkdir()
+            yield temporary
+            _write_sums(temporary)
+            for path in (*temporary.rglob("*"), temporary):
+                _sync(path)
+            if target.is_dir():
+                target.rmdir()  # an empty one; not every system renames onto it
+            temporary.rename(target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _sync(target.parent)
 
 
 def require_empty(folder: Path) -> None:
@@ -56,8 +121,122 @@ def require_empty(folder: Path) -> None:
     if folder.is_dir() and any(folder.iterdir()):
         raise ExistingFileError(f"{folder} is not empty: choose another folder, or remove it first")
     for path in (folder, *folder.parents):
+        if path.is_symlink() and not path.exists():
+            raise ExistingFileError(
+                f"{path} is a link to {os.readlink(path)}, which does not exist: make that folder, or choose another"
+            )
         if path.exists() and not path.is_dir():
             raise ExistingFileError(f"{path} is a file: choose another name for the folder {folder}")
+
+
+# What was written is what is read
+
+
+def open_to_read(path: Path) -> BufferedReader:
+    """Open a file for reading.
+
+    Raises
+    ------
+    PermissionError
+        If the file is there and must not be read; libraries that open files themselves may call it missing.
+    """
+    try:
+        return path.open("rb")
+    except PermissionError as error:
+        raise NotAllowedError(f"{path} is there, but you may not read it: ask its owner to let you") from error
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with open_to_read(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def add_sum(path: Path, sha256: str) -> None:
+    """Tell the folder of `path` the digest of a file that is about to get that name.
+
+    Until then the one that has it is intact as well, so no moment is one at which neither is.
+    """
+    with (path.parent / SUMS).open("ab") as file:
+        file.write(f"{sha256}  {path.name}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def check(path: Path) -> None:
+    """Refuse a file that is not what was written, where its folder tells.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is missing, and was there.
+    PermissionError
+        If it must not be read.
+    ValueError
+        If its digest, or the list of digests, is another than was written.
+    """
+    sums = _read_sums(path.parent).get(path.name)
+    if sums is None:
+        return
+    reason = _wrong(path, sums)
+    if reason is not None:
+        kind = InputError if path.exists() else MissingFileError
+        raise kind(
+            f"{path} {reason}: copy it again from where it is whole; if the change was meant, "
+            f"remove {path.with_name(SUMS)}"
+        )
+
+
+def damage(folder: Path) -> str | None:
+    """Return what is wrong with a folder that `atomic_folder` wrote, or None where every file is as it was written."""
+    try:
+        if not (folder / SUMS).is_file():
+            return f"{SUMS} is missing, so it may be incomplete"
+        reasons = ((name, _wrong(folder / name, digests)) for name, digests in _read_sums(folder).items())
+        return next((f"{name} {reason}" for name, reason in reasons if reason is not None), None)
+    except (InputError, NotAllowedError) as error:
+        return str(error)
+
+
+def _wrong(path: Path, sums: set[str]) -> str | None:
+    """Return what is wrong with a file, given the digests that it may have."""
+    if not path.is_file():
+        return f"is missing, and {SUMS} beside it lists it"
+    return None if digest(path) in sums else f"is damaged: its checksum is not the one in {SUMS}"
+
+
+def _read_sums(folder: Path) -> dict[str, set[str]]:
+    """Return the digests of the files in a folder by name; several where a file was written again."""
+    path = folder / SUMS
+    if not path.is_file():
+        return {}
+    sums: dict[str, set[str]] = {}
+    for line in path.read_bytes().split(b"\n")[:-1]:  # what follows the last line is one that was cut short
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise InputError(f"{path} is damaged: copy it again from where it is whole, or remove it to check nothing")
+        sums.setdefault(match[2].decode(errors="replace"), set()).add(match[1].decode())
+    return sums
+
+
+def _write_sums(folder: Path) -> None:
+    """List the digests of all files in a folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = [f"{digest(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
+    (folder / SUMS).write_bytes("".join(lines).encode())
+
+
+@contextmanager
+def _as_write_errors(path: Path, temporary: Path) -> Iterator[None]:
+    """Tell of a failure to write with the name that was asked for; what else fails in the block stays as it is."""
+    try:
+        yield
+    except OSError as error:
+        name = "" if error.filename is None else os.fsdecode(error.filename)
+        ours = not name or str(temporary) in name or Path(name) in (path, temporary.parent, *temporary.parents)
+        if isinstance(error, (TMMError, WriteError)) or not ours:
+            raise
+        raise WriteError(path, error) from error
 
 
 def _temporary(path: Path) -> Path:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import hashlib
 import itertools
+import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 
 from tmm_core.errors import InputError, MissingFileError
 
-from .files import atomic_write
+from .files import atomic_write, check, open_to_read
 
 __all__ = [
     "ByteTokenizer",
@@ -25,7 +27,8 @@ __all__ = [
     "Tokenizer",
     "check_fits",
     "load_tokenizer",
-    "missing_tokenizer",
+    "read_tokenizer",
+    "require_tokenizer",
     "train_tokenizer",
 ]
 
@@ -109,8 +112,9 @@ class ByteTokenizer:
             yield text
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Leave no `tokenizer.json` in `folder`: a folder without one stands for bytes."""
-        Path(folder, _FILE).unlink(missing_ok=True)
+        """Write `tokenizer.json` into `folder`, which the `tokenizers` library reads as well."""
+        with atomic_write(Path(folder, _FILE)) as file:
+            file.write(_bytes_as_json())
 
 
 class SubwordTokenizer:
@@ -215,40 +219,89 @@ class SubwordTokenizer:
             file.write(self._tokenizer.to_str(pretty=True).encode())
 
 
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer | None:
     """Return the tokenizer of a model's folder, or of a `tokenizer.json`.
 
     Parameters
     ----------
     path : path
-        A folder, where a missing `tokenizer.json` stands for bytes; or a file of the `tokenizers` library.
+        A folder, or a file of the `tokenizers` library.
+
+    Returns
+    -------
+    Tokenizer or None
+        None for a folder that has none.
 
     Raises
     ------
     FileNotFoundError
-        If there is nothing at `path`.
+        If there is nothing at `path`, or the folder has lost its tokenizer.
     ValueError
-        If the file is not a tokenizer, or has no end-of-text.
+        If the file is not what was written, is no tokenizer, or has no end-of-text.
     """
     path = Path(path)
+    if not path.is_dir():
+        return read_tokenizer(path)
+    check(path / _FILE)
+    return read_tokenizer(path / _FILE) if (path / _FILE).exists() else None
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Return the tokenizer of a `tokenizer.json`; see `load_tokenizer`."""
     if not path.exists():
         raise MissingFileError(f"there is no tokenizer {path}: check the path")
-    if path.is_dir():
-        path = path / _FILE
-        if not path.exists():
-            return ByteTokenizer()
+    with open_to_read(path) as file:
+        data = file.read()
+    if data == _bytes_as_json():
+        return ByteTokenizer()
     import tokenizers
 
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))  # its own reader takes no odd names
-    except OSError:
-        raise
+        tokenizer = tokenizers.Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises Exception itself
         raise InputError(
             f"{path} is not a tokenizer of the 'tokenizers' library ({error}): give a tokenizer.json, or train one "
             "with --vocab"
         ) from error
     return SubwordTokenizer(tokenizer, str(path))
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Refuse a model folder that has no tokenizer, before anything is imported that reads one.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it has none, or has lost it.
+    ValueError
+        If it is not what was written.
+    """
+    check(folder / _FILE)
+    if not (folder / _FILE).is_file():
+        raise MissingFileError(
+            f"model {folder} has no {_FILE}, and no text can be read or written without it: copy the {_FILE} that the "
+            "model was trained with into the folder"
+        )
+
+
+@functools.cache
+def _bytes_as_json() -> bytes:
+    """Return `ByteTokenizer` as a `tokenizer.json`: a byte-level BPE without merges, whose ids are the bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))  # the library writes each other byte as one of these characters
+    alphabet = [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    vocabulary = {character: byte for byte, character in enumerate(alphabet)}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    end = {"id": ByteTokenizer.end_of_text, "content": END_OF_TEXT, **flags, "special": True}
+    fields = {
+        "version": "1.0",
+        "added_tokens": [end],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    return json.dumps(fields, indent=1).encode() + b"\n"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
@@ -307,16 +360,6 @@ def check_fits(tokenizer: Tokenizer, vocab_size: int) -> None:
             f"the tokenizer has {tokenizer.vocab_size} ids and the model only vocab_size={vocab_size}: "
             f"take the tokenizer that the model was trained with, or a model with vocab_size={tokenizer.vocab_size}"
         )
-
-
-def missing_tokenizer(folder: Path, vocab_size: int) -> str | None:
-    """Return why the model folder `folder` cannot be a model of bytes, or None where it can or has its tokenizer."""
-    if vocab_size == ByteTokenizer.vocab_size or (folder / _FILE).is_file():
-        return None
-    return (
-        f"model {folder} has no {_FILE}, and its {vocab_size} tokens are not the {ByteTokenizer.vocab_size} of bytes: "
-        f"copy the {_FILE} that it was trained with into the folder"
-    )
 
 
 def _up_to(texts: Iterable[str], n_bytes: int) -> Iterator[str]:

@@ -11,13 +11,14 @@ import pytest
 from support import commands
 from support.commands import SMALL
 
-from tmm_adapters.pretrained import save_model
+from tmm_adapters.pretrained import save_params
+from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_core import lm
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    save_model(tmp_path / "model", SMALL, lm.init_params(SMALL, np.random.default_rng(0)))
+    save_params(tmp_path / "model", lm.init_params(SMALL, np.random.default_rng(0)), SMALL, ByteTokenizer())
     return tmp_path / "model"
 
 

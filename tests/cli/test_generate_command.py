@@ -57,7 +57,7 @@ def test_generate_refuses_what_is_no_model(tmp_path: Path, model: Path, refused:
     assert "there is no folder" in refused("generate", tmp_path / "nowhere", "--prompt", "a")
     assert "is neither the folder of a run nor of a model" in refused("generate", tmp_path, "--prompt", "a")
     (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-1])
-    assert "is not a whole safetensors file" in refused("generate", model, "--prompt", "a")
+    assert "model.safetensors is damaged: its checksum is not the one" in refused("generate", model, "--prompt", "a")
 
 
 @pytest.mark.parametrize("options", [["--temperature", "1e-320"], ["--temperature", "inf"], ["--top-p", "1e-320"]])

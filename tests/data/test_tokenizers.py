@@ -122,6 +122,19 @@ def test_tokenizers_are_saved_with_a_model(tmp_path, tokenizer):
     assert again.encode("naïve\n") == tokenizer.encode("naïve\n")
     ByteTokenizer().save(tmp_path)  # in the place of another
     assert isinstance(load_tokenizer(tmp_path), ByteTokenizer)
+    (tmp_path / "tokenizer.json").unlink()
+    assert load_tokenizer(tmp_path) is None
+
+
+def test_bytes_are_a_tokenizer_of_the_library_as_well(tmp_path):
+    import tokenizers
+
+    ByteTokenizer().save(tmp_path)
+    theirs = SubwordTokenizer(tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")))
+    text = "".join(map(chr, range(1, 0x800))) + "漢字 🙂 <|endoftext|>"
+    assert theirs.encode(text) == ByteTokenizer().encode(text)
+    assert theirs.decode([*theirs.encode(text), theirs.end_of_text]) == text
+    assert (theirs.vocab_size, theirs.end_of_text) == (ByteTokenizer.vocab_size, ByteTokenizer.end_of_text)
 
 
 def of_the_library(change):

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from support.index_models import make
 
+from tmm_adapters.files import SUMS
 from tmm_adapters.pretrained import read_tensors, write_tensors
 from tmm_lab.cli import main
 
@@ -33,6 +34,7 @@ def test_bad_input_is_one_clear_line(tmp_path: Path, refused: Callable[..., str]
     assert "running sum of the lags" in refused(make(tmp_path / "mean", softplus=True, mean=True))
     assert "the model has no layers" in refused(make(tmp_path / "none", n_layers=0))
     tensors = read_tensors(model / "model.safetensors")
+    (model / SUMS).unlink()  # as of another tool
     write_tensors(model / "model.safetensors", {n: t for n, t in tensors.items() if n != "blocks.1.mix.lags"})
     assert "too few for n_layers=2" in refused(model)
     write_tensors(model / "model.safetensors", {**tensors, "blocks.1.mix.lags": tensors["blocks.1.mix.lags"][:3]})

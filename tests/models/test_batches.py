@@ -17,16 +17,15 @@ import torch
 from support.model_variants import VARIANTS, random_ids, random_params
 from torch import Tensor
 
-from tmm_adapters.pretrained import save_model
+from tmm_adapters.pretrained import save_params
 from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_adapters.torch import LanguageModel
 from tmm_core import TMMConfig, lm, mix_tokens
 from tmm_lab.cli import main
-from tmm_lab.data.config import DataConfig
 from tmm_lab.data.dataset import TokenWindows, evaluation_windows
 from tmm_lab.training.job import Job
 from tmm_lab.training.options import TrainingOptions
-from tmm_lab.training.runs import ParsedRun, Run
+from tmm_lab.training.runs import Run
 
 HEADS = VARIANTS["heads"]
 MASK = np.asarray([[0] * 3 + [1] * 7 + [0] * 2, [1] * 12])
@@ -245,14 +244,12 @@ def test_training_and_evaluation_isolate_documents_unless_joined(joined: bool, m
             assert (np.diff(sample["segment_ids"]) == (sample["input_ids"][1:] == 256)).all()
 
 
-@pytest.mark.parametrize("joined", [None, False, True], ids=["no run", "apart", "joined"])
-def test_eval_reads_documents_as_the_run_did(joined: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("joined", [False, True], ids=["apart", "joined"])
+def test_eval_reads_documents_as_training_did(joined: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = dataclasses.replace(HEADS, vocab_size=257)
-    save_model(tmp_path / "model", config, lm.init_params(config, np.random.default_rng(0)), tokenizer=ByteTokenizer())
+    params = lm.init_params(config, np.random.default_rng(0))
+    save_params(tmp_path / "model", params, config, ByteTokenizer(), join_documents=joined)
     (tmp_path / "text.txt").write_text("one document\n")
-    options = TrainingOptions(join_documents=bool(joined))
-    run = SimpleNamespace(parsed=lambda: ParsedRun(config, DataConfig(), options), data=tmp_path / "data")
-    monkeypatch.setattr("tmm_lab.training.runs.run_of", lambda folder: None if joined is None else run)
     seen: list[Any] = []
 
     def recorded(tokens: Any, context: int, end_of_text: int | None) -> TokenWindows:

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from support.requirements import system_or_skip
 
-from tmm_adapters.pretrained import load_model, read_config, read_tensors, save_model, write_tensors
+from tmm_adapters.files import SUMS
+from tmm_adapters.pretrained import load_model, read_config, read_tensors, save_params, write_tensors
+from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_core import TMMConfig, lm
 
 CONFIG = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16)
@@ -25,7 +27,7 @@ def params() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def folder(tmp_path: Path, params: dict[str, np.ndarray]) -> Path:
-    save_model(tmp_path / "model", CONFIG, params)
+    save_params(tmp_path / "model", params, CONFIG, ByteTokenizer())
     return tmp_path / "model"
 
 
@@ -44,7 +46,7 @@ def test_torch_tensors_are_written_as_numpy_arrays_are(tmp_path: Path, params: d
 
     tensors = {name: torch.from_numpy(array) for name, array in params.items()}
     tensors["embed.weight"] = tensors["embed.weight"].T.contiguous().T  # any strides
-    save_model(tmp_path / "torch", CONFIG, tensors)
+    save_params(tmp_path / "torch", tensors, CONFIG)
     back = read_tensors(tmp_path / "torch" / "model.safetensors")
     assert all((back[name] == params[name]).all() for name in params)
 
@@ -53,10 +55,10 @@ def test_a_folder_that_holds_anything_is_left_alone(tmp_path: Path, params: dict
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     with pytest.raises(FileExistsError, match="is not empty: choose another"):
-        save_model(tmp_path / "mine", CONFIG, params)
+        save_params(tmp_path / "mine", params, CONFIG)
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["letter.txt"]
     (tmp_path / "empty").mkdir()
-    save_model(tmp_path / "empty", CONFIG, params)
+    save_params(tmp_path / "empty", params, CONFIG)
     assert read_config(tmp_path / "empty") == CONFIG
 
 
@@ -68,7 +70,7 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_written(
 
     monkeypatch.setattr("safetensors.numpy.save_file", full)
     with pytest.raises(OSError, match="No space left"):
-        save_model(tmp_path / "model", CONFIG, params)
+        save_params(tmp_path / "model", params, CONFIG)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,14 +79,15 @@ WRITE_SMALL_FILES_ONLY = """
 import resource, sys
 from pathlib import Path
 import numpy
-from tmm_adapters.pretrained import save_model
+from tmm_adapters.files import SUMS
+from tmm_adapters.pretrained import save_params
 from tmm_core import TMMConfig, lm
 
 config = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16)
 params = lm.init_params(config, numpy.random.default_rng(0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
-    save_model(Path(sys.argv[1]), config, params)
+    save_params(Path(sys.argv[1]), params, config)
 except OSError as error:
     print(error)
 """
@@ -94,7 +97,7 @@ def test_a_write_that_the_system_refuses_is_an_oserror(tmp_path: Path) -> None:
     system_or_skip("posix", "limits are POSIX's")
     command = [sys.executable, "-c", WRITE_SMALL_FILES_ONLY, str(tmp_path / "model")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert re.match(r"cannot write .*model\.safetensors: .*File too large", done.stdout), done
+    assert re.match(r"cannot write .*model: .*File too large", done.stdout), done
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,8 +106,16 @@ def damaged(path: Path, how: str) -> None:
     path.write_bytes({"header": b"\xff" * 16 + data[16:], "short": data[: len(data) // 2], "empty": b""}[how])
 
 
+@pytest.fixture
+def foreign(folder: Path) -> Path:
+    """A folder as another tool leaves it, without digests."""
+    (folder / SUMS).unlink()
+    return folder
+
+
 @pytest.mark.parametrize("how", ["header", "short", "empty"])
-def test_damaged_weights_are_refused(folder: Path, how: str) -> None:
+def test_damaged_weights_are_refused(foreign: Path, how: str) -> None:
+    folder = foreign
     damaged(folder / "model.safetensors", how)
     with pytest.raises(
         ValueError, match=r"model\.safetensors is not a whole safetensors file .* copy or train it again"
@@ -115,20 +126,21 @@ def test_damaged_weights_are_refused(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [
-        (lambda d: (d / "config.json").unlink(), FileNotFoundError, "is not a model folder: it has no config.json"),
+        (lambda d: (d / "config.json").unlink(), FileNotFoundError, "is neither the folder of a run nor of a model"),
         (lambda d: (d / "config.json").write_text("{"), ValueError, "is not JSON"),
         (lambda d: (d / "config.json").write_text("[]"), ValueError, "does not describe a model"),
         (lambda d: (d / "model.safetensors").unlink(), FileNotFoundError, "there is no file"),
         (lambda d: (d / "tokenizer.json").write_text("no"), ValueError, "is not a tokenizer"),
     ],
 )
-def test_what_is_no_model_is_refused(folder: Path, change: object, kind: type[Exception], message: str) -> None:
-    change(folder)  # type: ignore[operator]
+def test_what_is_no_model_is_refused(foreign: Path, change: object, kind: type[Exception], message: str) -> None:
+    change(foreign)  # type: ignore[operator]
     with pytest.raises(kind, match=message):
-        load_model(folder)
+        load_model(foreign)
 
 
-def test_missing_folders_and_later_versions_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_missing_folders_and_later_versions_are_refused(foreign: Path, tmp_path: Path) -> None:
+    folder = foreign
     with pytest.raises(FileNotFoundError, match="there is no model folder"):
         read_config(tmp_path / "nowhere")
     fields = json.loads((folder / "config.json").read_text())
@@ -137,7 +149,8 @@ def test_missing_folders_and_later_versions_are_refused(folder: Path, tmp_path: 
         read_config(folder)
 
 
-def test_the_configuration_names_the_architecture(folder: Path) -> None:
+def test_the_configuration_names_the_architecture(foreign: Path) -> None:
+    folder = foreign
     fields = json.loads((folder / "config.json").read_text())
     assert fields["model_type"] == "tmm"
     (folder / "config.json").write_text(json.dumps({**fields, "model_type": "ttm"}))
@@ -149,20 +162,20 @@ def test_the_configuration_names_the_architecture(folder: Path) -> None:
         load_model(folder)
 
 
-def test_weights_of_another_model_are_refused(folder: Path, params: dict[str, np.ndarray]) -> None:
-    write_tensors(folder / "model.safetensors", {**params, "embed.weight": params["embed.weight"][:-1]})
+def test_weights_of_another_model_are_refused(foreign: Path, params: dict[str, np.ndarray]) -> None:
+    write_tensors(foreign / "model.safetensors", {**params, "embed.weight": params["embed.weight"][:-1]})
     with pytest.raises(ValueError, match=r"does not fit its config\.json: .*embed\.weight has the shape"):
-        load_model(folder)
+        load_model(foreign)
 
 
-def test_weights_that_are_no_numbers_are_refused(folder: Path, params: dict[str, np.ndarray]) -> None:
-    write_tensors(folder / "model.safetensors", {**params, "unembed.weight": params["unembed.weight"] * np.nan})
+def test_weights_that_are_no_numbers_are_refused(foreign: Path, params: dict[str, np.ndarray]) -> None:
+    write_tensors(foreign / "model.safetensors", {**params, "unembed.weight": params["unembed.weight"] * np.nan})
     with pytest.raises(ValueError, match=r"is damaged: unembed\.weight is not finite"):
-        load_model(folder)
+        load_model(foreign)
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
     small = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=16, vocab_size=100)
-    save_model(tmp_path / "small", small, lm.init_params(small, np.random.default_rng(0)))
+    save_params(tmp_path / "small", lm.init_params(small, np.random.default_rng(0)), small, ByteTokenizer())
     with pytest.raises(ValueError, match="the tokenizer has 257 ids and the model only vocab_size=100"):
         load_model(tmp_path / "small")

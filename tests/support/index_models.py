@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tmm_adapters.architecture import config_to_dict
-from tmm_adapters.pretrained import save_model, write_tensors
+from tmm_adapters.pretrained import save_params, write_tensors
 from tmm_core import TMMConfig, lm
 from tmm_lab.data.config import DataConfig
 from tmm_lab.training.options import TrainingOptions
@@ -23,7 +23,7 @@ def make(folder: Path, change: Callable[[dict[str, np.ndarray]], None] = lambda 
     config = TMMConfig(**{"d_model": 8, "n_layers": 2, "n_heads": 4, "max_len": 24, "lag_init": "shift", **fields})
     tensors = lm.init_params(config, RNG(0))
     change(tensors)
-    save_model(folder, config, tensors)
+    save_params(folder, tensors, config)
     return folder
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tmm_adapters.checkpoints import checkpoints, step_of
 from tmm_lab.data.dataset import TrainingSamples
-from tmm_lab.training import checkpoints
 from tmm_lab.training.runs import Run
 
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -58,8 +58,8 @@ def unfinished(whole: Path, out: Path, *, step: int = STEPS, steps: int | None =
     steps = steps or run.description["steps"]
     run.describe(finished=False, steps=steps, options={**run.description["options"], "steps": steps})
     shutil.rmtree(run.model)
-    for path in checkpoints.checkpoints(run.checkpoints):
-        if checkpoints.step_of(path) > step:
+    for path in checkpoints(run.checkpoints):
+        if step_of(path) > step:
             shutil.rmtree(path)
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -15,9 +14,11 @@ import numpy as np
 import pytest
 from support.training_runs import STEPS, unfinished
 
+from tmm_adapters.checkpoints import newest_intact
+from tmm_adapters.files import SUMS
 from tmm_adapters.pretrained import read_tensors, write_tensors
 from tmm_lab.cli import main
-from tmm_lab.training import checkpoints
+from tmm_lab.training.checkpoints import write_checkpoint
 from tmm_lab.training.moments import read_moments
 from tmm_lab.training.orbax_state import read_state, write_state
 
@@ -36,26 +37,29 @@ def test_a_checkpoint_has_its_name_only_when_complete(tmp_path: Path) -> None:
 
     def write(folder: Path) -> None:
         (folder / "a").write_text("half")
-        assert checkpoints.newest_intact(tmp_path) == (earlier, [])
+        assert newest_intact(tmp_path) == (earlier, [])
         (folder / "a").write_text("whole")
 
-    earlier = checkpoints.write_checkpoint(tmp_path, 1, lambda folder: None)
-    later = checkpoints.write_checkpoint(tmp_path, 2, write)
-    assert checkpoints.newest_intact(tmp_path) == (later, [])
+    earlier = write_checkpoint(tmp_path, 1, lambda folder: None)
+    later = write_checkpoint(tmp_path, 2, write)
+    assert newest_intact(tmp_path) == (later, [])
     (tmp_path / ".step-00000003.99.part").mkdir()  # what a killed process leaves
-    assert checkpoints.newest_intact(tmp_path) == (later, [])
-    checkpoints.write_checkpoint(tmp_path, 4, lambda folder: None)
+    assert newest_intact(tmp_path) == (later, [])
+    write_checkpoint(tmp_path, 4, lambda folder: None)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda d: (d / "complete.json").unlink(), "incomplete"),
-        (lambda d: (d / "complete.json").write_text("{"), "complete.json is damaged"),
+        (lambda d: (d / "SHA256SUMS").unlink(), "SHA256SUMS is missing, so it may be incomplete"),
+        (lambda d: (d / "SHA256SUMS").write_text("{\n"), "SHA256SUMS is damaged"),
         (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing"),
-        (lambda d: (d / "model.safetensors").write_bytes(b"x"), "model.safetensors is truncated: 1 bytes"),
-        (lambda d: flip(d / "model.safetensors"), "model.safetensors is damaged: its checksum is wrong"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"x"), "model.safetensors is damaged: its checksum"),
+        (
+            lambda d: flip(d / "model.safetensors"),
+            "model.safetensors is damaged: its checksum is not the one in SHA256SUMS",
+        ),
         (lambda d: flip(next(d.glob("state.orbax/_METADATA"))), "state.orbax/_METADATA is damaged: its checksum"),
     ],
 )
@@ -64,7 +68,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said(
 ) -> None:
     shutil.copytree(in_jax / "checkpoints", tmp_path / "checkpoints")
     damage(tmp_path / "checkpoints" / NEWEST)
-    newest, skipped = checkpoints.newest_intact(tmp_path / "checkpoints")
+    newest, skipped = newest_intact(tmp_path / "checkpoints")
     assert newest == tmp_path / "checkpoints" / "step-00000008"
     assert len(skipped) == 1
     assert reason in skipped[0]
@@ -84,7 +88,7 @@ def test_damaged_checkpoints_are_skipped_and_named(
     assert main(["train", "--resume", str(run.folder)]) == 0
     said = capsys.readouterr().out
     assert "skipped" in said
-    assert "model.safetensors is damaged: its checksum is wrong" in said
+    assert "model.safetensors is damaged: its checksum is not the one in SHA256SUMS" in said
     assert "step-00000008" in said
 
 
@@ -93,10 +97,9 @@ def test_a_checkpoint_without_adam_is_not_taken_for_a_full_disk(
 ) -> None:
     run = unfinished(in_torch, tmp_path / "bare", steps=STEPS + 2)
     newest = run.checkpoints / NEWEST
-    files = json.loads((newest / checkpoints.COMPLETE).read_text())
-    del files["optimizer.safetensors"]
     (newest / "optimizer.safetensors").unlink()
-    (newest / checkpoints.COMPLETE).write_text(json.dumps(files))
+    lines = (newest / SUMS).read_text().splitlines(keepends=True)
+    (newest / SUMS).write_text("".join(line for line in lines if "optimizer" not in line))
     assert main(["train", "--resume", str(run.folder)]) == 2
     said = capsys.readouterr().err
     assert "resume from another checkpoint" in said
@@ -155,8 +158,8 @@ def test_an_orbax_folder_is_enough_for_other_tools(in_jax: Path) -> None:
     assert state["params"].keys() == params.keys()
     assert all((state["params"][name] == params[name]).all() for name in params)
     assert int(state["step"]) == STEPS
-    complete = json.loads((folder / "complete.json").read_text())
-    assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == {*complete, "complete.json"}
+    listed = {line.split("  ")[1] for line in (folder / SUMS).read_text().splitlines()}
+    assert {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} == {*listed, SUMS}
 
 
 def test_frozen_parameters_have_no_moments(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tmm_adapters.checkpoints import checkpoints, newest_intact, step_of
 from tmm_lab.cli import main
-from tmm_lab.training import checkpoints
 from tmm_lab.training.runs import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,6 +78,9 @@ def test_a_description_that_was_edited_is_refused(
     description = json.loads(path.read_text())
     change(description)
     path.write_text(json.dumps(description))
+    assert "is not what was written: restore it, or, if the change was meant, remove" in resume(run, capsys)[1]
+    del description["sha256"]
+    path.write_text(json.dumps(description))
     code, error = resume(run, capsys)
     assert code == 2
     assert message in error
@@ -104,7 +107,7 @@ def test_a_text_that_is_not_the_one_trained_on_is_refused(
     assert code == 2
     assert "the text of the run cannot be used" in error
     assert error.count("\n") == 1
-    assert [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.checkpoints)] == [3, STEPS]
+    assert [step_of(path) for path in checkpoints(run.checkpoints)] == [3, STEPS]
 
 
 @pytest.mark.parametrize("command", [["eval", "--text", __file__], ["index", "--over-time"]], ids=["eval", "index"])
@@ -151,15 +154,15 @@ def test_records_outlive_a_damaged_line(run: Run, capsys: pytest.CaptureFixture[
 
 def test_damaged_checkpoints_do_not_crowd_out_intact_ones(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """They have higher numbers than the checkpoints of a run that begins again because of them."""
-    for path in checkpoints.checkpoints(run.checkpoints):
+    for path in checkpoints(run.checkpoints):
         (path / "model.safetensors").write_bytes(b"")
-        path.rename(path.with_name(f"step-{1000 + checkpoints.step_of(path):08d}"))
+        path.rename(path.with_name(f"step-{1000 + step_of(path):08d}"))
     (run.checkpoints / "step-by-step").mkdir()  # the user's own
     assert resume(run, capsys)[0] == 0
-    newest, skipped = checkpoints.newest_intact(run.checkpoints)
+    newest, skipped = newest_intact(run.checkpoints)
     assert newest is not None
-    assert (checkpoints.step_of(newest), skipped) == (STEPS + 2, [])
-    assert len(checkpoints.checkpoints(run.checkpoints)) == 2
+    assert (step_of(newest), skipped) == (STEPS + 2, [])
+    assert len(checkpoints(run.checkpoints)) == 2
     assert (run.checkpoints / "step-by-step").is_dir()
 
 

@@ -19,9 +19,9 @@ from support.training_runs import (
     weights,
 )
 
+from tmm_adapters.checkpoints import checkpoints, newest_intact, step_of
 from tmm_adapters.pretrained import read_tensors
 from tmm_lab.cli import main
-from tmm_lab.training import checkpoints
 from tmm_lab.training.runs import Run
 from tmm_lab.training.schedule import learning_rate_factor
 
@@ -35,7 +35,7 @@ def test_a_run_leaves_what_it_promises(framework: str, finished: Path) -> None:
     assert run.description["finished"]
     assert run.description["options"]["framework"] == framework
     assert run.plot.read_bytes().startswith(b"\x89PNG")
-    assert [checkpoints.step_of(path) for path in checkpoints.checkpoints(run.checkpoints)] == [8, 12]
+    assert [step_of(path) for path in checkpoints(run.checkpoints)] == [8, 12]
     assert list(run.logged_parameters()) == [4, 8, 12]
     assert {n: p.shape for n, p in read_tensors(run.logged_parameters()[12]).items()} == {"blocks.0.mix.lags": (2, 16)}
     assert run.samples.read_text().count("== ") == 4  # three evaluations and the end
@@ -92,7 +92,7 @@ def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(
         signal_at(patch, step=6)
         assert main(arguments(framework, out)) == 130
     assert f"saved after step 6; to go on: tmm train --resume {out}" in capsys.readouterr().out
-    assert checkpoints.newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000006", [])
+    assert newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000006", [])
     assert main(["train", "--resume", str(out)]) == 0
     assert weights(out) == weights(finished)
     for name in ("loss", "grad_norm", "learning_rate", "eval_bits_per_byte"):
@@ -102,7 +102,7 @@ def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(
 def test_sigterm_ends_with_143(arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     signal_at(monkeypatch, step=2, number=signal.SIGTERM)
     assert main(arguments("torch", tmp_path / "run")) == 143
-    assert checkpoints.newest_intact(tmp_path / "run" / "checkpoints")[0] is not None
+    assert newest_intact(tmp_path / "run" / "checkpoints")[0] is not None
 
 
 def test_a_run_that_missed_only_its_end_is_finished(finished: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_minutes_become_steps_and_are_stored(
     [
         pytest.param(("tmm_lab.training.{}.trainer.write_model",), marks=pytest.mark.slow),
         ("tmm_lab.training.{}.trainer.write_moments",),
-        pytest.param(("tmm_lab.training.checkpoints.write_json",), marks=pytest.mark.slow),
+        pytest.param(("tmm_adapters.files._write_sums",), marks=pytest.mark.slow),
         ("pathlib.Path.rename", "step-"),
     ],
     ids=["model", "moments", "complete", "rename"],
@@ -154,7 +154,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(
     assert "No space left on device" in said
     assert f"make room, then tmm train --resume {out}" in said
     assert "Traceback" not in said
-    assert checkpoints.newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000004", [])
+    assert newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000004", [])
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000004"]
 
 

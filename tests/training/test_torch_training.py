@@ -16,6 +16,7 @@ import pytest
 import torch
 from support.training_runs import COMMON, ONE_THREAD, STEPS, recorded, records, unfinished, weights
 
+from tmm_adapters.checkpoints import newest_intact
 from tmm_adapters.pretrained import load_model, read_tensors
 from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_core import TMMConfig
@@ -25,7 +26,6 @@ from tmm_lab.data.text import open_text
 from tmm_lab.data.tokens import bits_per_byte, open_tokens
 from tmm_lab.evaluation.measure import held_out_nats
 from tmm_lab.evaluation.torch_model import TorchModel
-from tmm_lab.training.checkpoints import newest_intact
 from tmm_lab.training.options import TrainingOptions
 from tmm_lab.training.runs import Run
 from tmm_lab.training.torch import state as torch_state

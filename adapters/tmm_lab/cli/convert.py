@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tmm_adapters.architecture import get_architecture
 from tmm_adapters.files import require_empty
-from tmm_adapters.pretrained import read_tensors, save_model
+from tmm_adapters.pretrained import read_tensors, save_params
 
 __all__ = ["add_parser"]
 
@@ -27,7 +27,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action=argparse.BooleanOptionalAction,
         help="for softplus lags: whether the model divides by their running sum, which no tensor tells",
     )
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="tokenizer.json of the model (default: bytes)")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer.json of the model, or 'bytes' where tokens are bytes and an end-of-text (default: none, and no "
+        "text can be read or written)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -36,16 +41,17 @@ def run(arguments: argparse.Namespace) -> int:
     require_empty(arguments.dir)
     tensors = read_tensors(arguments.source)
     from tmm_adapters.research_code import from_research_code
-    from tmm_adapters.tokenizers import check_fits, load_tokenizer, missing_tokenizer
+    from tmm_adapters.tokenizers import ByteTokenizer, check_fits, read_tokenizer
 
     config, params = from_research_code(tensors, mean=arguments.mean)
-    tokenizer = None if arguments.tokenizer is None else load_tokenizer(arguments.tokenizer)
-    if tokenizer is not None:
+    tokenizer = None
+    if arguments.tokenizer is not None:
+        given = arguments.tokenizer
+        tokenizer = ByteTokenizer() if given == "bytes" else read_tokenizer(Path(given))
         check_fits(tokenizer, config.vocab_size)
-    save_model(arguments.dir, config, params, tokenizer=tokenizer)
+    save_params(arguments.dir, params, config, tokenizer)
     size = sum(array.size for array in params.values())
-    note = missing_tokenizer(arguments.dir, config.vocab_size)
-    if note is not None:
-        print(f"note: {note}, or convert again with --tokenizer; tmm generate and tmm eval need it")
+    if tokenizer is None:
+        print("note: without a tokenizer (--tokenizer) the model knows tokens only; tmm generate and tmm eval need one")
     print(f"{arguments.dir}: {get_architecture(config.model_type).summary(config)}, {size:,} parameters")
     return 0

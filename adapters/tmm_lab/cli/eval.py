@@ -9,11 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tmm_adapters.pretrained import read_config
+from tmm_adapters.pretrained import joins_documents, read_config
+from tmm_adapters.tokenizers import require_tokenizer
 from tmm_core.errors import InputError
 
 from ..progress import waiting
-from .model_options import add_model_options, check_tokenizer
+from .model_options import add_model_options, model_folder
 
 if TYPE_CHECKING:
     from ..data.text import Part
@@ -47,10 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table, the cheapest first."""
     if arguments.batch < 1:
         raise InputError(f"--batch must be at least 1, and is {arguments.batch}")
-    from ..training.runs import model_folder, run_of
+    from ..training.runs import run_of
 
     folder = model_folder(arguments.dir)
-    check_tokenizer(folder)
+    require_tokenizer(folder)
     run = run_of(folder)
     from ..data.config import DataConfig
     from ..data.dataset import evaluation_windows
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training.frameworks import choose, open_model
 
     framework = choose(arguments.framework, read_config(folder).model_type)
-    documents = read_documents(arguments.text)
+    documents, training = read_documents(arguments.text), _training_part(run)
     with tempfile.TemporaryDirectory() as scratch:
         with waiting(f"reading {DataConfig(text=tuple(arguments.text)).name}"):
             text = write_text(documents, Path(scratch, "text"))
@@ -70,12 +71,12 @@ def run(arguments: argparse.Namespace) -> int:
         part = text.whole()
         with waiting("encoding"):
             tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
-        joined = run is not None and run.parsed().options.join_documents  # the model reads texts as in its training
+        joined = joins_documents(folder)  # the model reads texts as in its training
         windows = evaluation_windows(tokens, model.max_len, None if joined else tokenizer.end_of_text)
         nats = held_out_nats(model, windows, batch=arguments.batch)
         if not math.isfinite(nats):
             raise InputError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")
-        costs = {"this model": bits_per_byte(nats, part), **_baselines(run, part)}
+        costs = {"this model": bits_per_byte(nats, part), **_baselines(training, part)}
         del windows, tokens  # the mapped file must be closed before Windows can remove it
     size = f"{counted(part.n_bytes, 'byte')}, {counted(part.n_documents, 'document')}"
     print(f"{size}, sha256 {text.sha256[:16]}; model {folder}")
@@ -84,15 +85,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _baselines(run: Run | None, part: Part) -> dict[str, float]:
-    """Return the baselines: n-grams need the training text of a run, zlib does not."""
+def _training_part(run: Run | None) -> Part | None:
+    """Return what a run was trained on, which n-grams are counted in; None, and why, where there is none."""
     from ..data.text import open_text
+
+    if run is None:
+        return None
+    held_out_bytes = run.parsed().data.held_out_bytes
+    try:
+        return open_text(run.data / "text").split(held_out_bytes)[0]
+    except FileNotFoundError:
+        print(f"note: without n-grams, as {run.data} has lost the training text", file=sys.stderr)
+    except InputError as error:
+        print(f"note: without n-grams: {error}", file=sys.stderr)
+    return None
+
+
+def _baselines(training: Part | None, part: Part) -> dict[str, float]:
+    """Return the baselines: n-grams need a training text, zlib does not."""
     from ..evaluation.baselines import baseline_costs, zlib_cost
 
-    if run is not None and not (run.data / "text").is_file():
-        print(f"note: without n-grams, as {run.data} has lost the training text", file=sys.stderr)
-        run = None
-    if run is None:
-        return {"zlib": zlib_cost(part)}
-    training, _ = open_text(run.data / "text").split(run.parsed().data.held_out_bytes)
-    return baseline_costs(training, part)
+    return {"zlib": zlib_cost(part)} if training is None else baseline_costs(training, part)

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import read_config
+from tmm_adapters.tokenizers import require_tokenizer
 from tmm_core.errors import InputError, MissingFileError
 
 from ..progress import waiting
 from .fields import as_text
-from .model_options import add_model_options, check_tokenizer
+from .model_options import add_model_options, model_folder
 
 if TYPE_CHECKING:
     from ..evaluation.measure import Writing
@@ -59,10 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the prompts and their continuations."""
     _check(arguments)
     prompts = [as_text("--prompt", arguments.prompt)] if arguments.prompts is None else _lines(arguments.prompts)
-    from ..training.runs import model_folder
-
     folder = model_folder(arguments.dir)
-    check_tokenizer(folder)
+    require_tokenizer(folder)
     from ..evaluation.measure import continuations
     from ..training.display import printable
     from ..training.frameworks import choose, open_model

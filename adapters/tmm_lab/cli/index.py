@@ -15,6 +15,7 @@ from tmm_adapters.pretrained import WEIGHTS, read_config, read_tensors
 from tmm_core.errors import InputError, MissingFileError
 
 from ..progress import waiting
+from .model_options import model_folder, newest_run
 
 if TYPE_CHECKING:
     from tmm_adapters.architecture import ModelConfig
@@ -191,8 +192,6 @@ def _model(arguments: argparse.Namespace) -> tuple[Path, TMMConfig, dict[str, An
         raise InputError(
             "--mean is for a file of the research code; the config.json of a folder tells it: leave it out"
         )
-    from ..training.runs import model_folder, newest_run
-
     folder = newest_run().folder if source is None else source
     model = model_folder(folder)
     lags = read_tensors(model / WEIGHTS, containing=_LAGS)
@@ -210,11 +209,11 @@ def _tmm(config: ModelConfig, folder: Path) -> TMMConfig:
 
 def _run(folder: Path | None) -> Run:
     """Return the run that a folder stands for, or that its model belongs to; None is the newest."""
-    from ..training.runs import DESCRIPTION, Run, newest_run, run_of
+    from ..training.runs import DESCRIPTION, Run, run_of
 
     if folder is None:
         return newest_run()
-    run = None if (folder / DESCRIPTION).is_file() else run_of(folder.absolute())
+    run = None if (folder / DESCRIPTION).is_file() else run_of(folder)
     return Run.open(folder) if run is None else run
 
 

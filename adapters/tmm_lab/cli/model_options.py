@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tmm_core.errors import MissingFileError
+if TYPE_CHECKING:
+    from ..training.runs import Run
 
-__all__ = ["add_model_options", "check_tokenizer"]
+__all__ = ["add_model_options", "model_folder", "newest_run"]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -26,19 +30,37 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Refuse a model folder that has lost its tokenizer: without one it would be read as a model of bytes.
+def model_folder(folder: Path | None) -> Path:
+    """Return the model folder that a folder stands for, None for the newest run; say what was passed over.
 
     Raises
     ------
     FileNotFoundError
-        If its vocabulary is not that of bytes, and no run says that bytes are what it was trained on.
+        If there is no model in it that can be used.
     """
-    from tmm_adapters.pretrained import read_config
-    from tmm_adapters.tokenizers import missing_tokenizer
+    from tmm_adapters.checkpoints import find_model
 
-    from ..training.runs import run_of
+    found, skipped = find_model(newest_run().folder if folder is None else folder)
+    _say_skipped(skipped)
+    return found
 
-    reason = missing_tokenizer(folder, read_config(folder).vocab_size)
-    if reason is not None and run_of(folder) is None:
-        raise MissingFileError(reason)
+
+def newest_run(*, unfinished: bool = False) -> Run:
+    """Return the newest run, or the newest that is not finished; say what was passed over.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
+    from ..training.runs import newest_run
+
+    run, skipped = newest_run(unfinished=unfinished)
+    _say_skipped(skipped)
+    return run
+
+
+def _say_skipped(reasons: Sequence[str]) -> None:
+    """Say on stderr what was passed over, and why."""
+    for reason in reasons:
+        print(f"note: skipped {reason}", file=sys.stderr)

@@ -17,6 +17,7 @@ from tmm_core.errors import InputError
 from ..data.config import DataConfig
 from ..training.options import TrainingOptions
 from .fields import CommandParser, add_fields, as_text, given_fields
+from .model_options import newest_run
 
 __all__ = ["add_parser"]
 
@@ -55,7 +56,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
         type=Path,
         const=None,
         metavar="DIR",
-        help="resume the run in DIR, or the newest run, from its newest intact checkpoint",
+        help="resume the run in DIR, or the newest that is not finished, from its newest intact checkpoint",
     )
     add_fields(parser.add_argument_group("text and tokens"), DataConfig)
     add_fields(parser.add_argument_group("training"), TrainingOptions)
@@ -83,9 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
         if decided:
             options = ", ".join("--" + name.replace("_", "-") for name in decided)
             raise InputError(f"--resume continues a run with its own options: leave out {options}, or begin a new run")
-        from ..training.runs import Run, newest_run
+        from ..training.runs import Run
 
-        old = newest_run() if arguments.resume is None else Run.open(arguments.resume)
+        old = newest_run(unfinished=True) if arguments.resume is None else Run.open(arguments.resume)
         from ..training import session
 
         return session.resume(old, **given)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tmm_adapters.files import atomic_write
+from tmm_adapters.files import atomic_write, digest
 from tmm_core.errors import InputError, InputTypeError
 
 __all__ = ["END_BYTE", "Document", "Part", "Text", "description_path", "open_text", "write_text"]
@@ -240,8 +240,8 @@ def write_text(documents: Iterable[Document], path: str | os.PathLike[str]) -> T
     return text
 
 
-def open_text(path: str | os.PathLike[str]) -> Text:
-    """Return the text that `write_text` left at `path`.
+def open_text(path: str | os.PathLike[str], *, check: bool = True) -> Text:
+    """Return the text that `write_text` left at `path`; with `check` it is read whole, to see that it is what it was.
 
     Raises
     ------
@@ -258,6 +258,8 @@ def open_text(path: str | os.PathLike[str]) -> Text:
         raise InputError(f"{description_path(path)} does not describe a text: write the text again") from error
     if path.stat().st_size != text.size:
         raise InputError(f"text file {path} has {path.stat().st_size} bytes, expected {text.size}: write it again")
+    if check and digest(path) != text.sha256:
+        raise InputError(f"text file {path} is damaged: its hash is not the one in {description_path(path).name}")
     return text
 
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_adapters.files import atomic_write
+from tmm_adapters.files import atomic_write, digest
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_core.errors import InputError
 
@@ -29,7 +29,7 @@ __all__ = ["bits_per_byte", "open_tokens", "write_tokens"]
 _BATCH = 1 << 20  # characters tokenized at a time
 
 
-def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str]) -> NDArray[Any]:
+def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str], *, check: bool = True) -> NDArray[Any]:
     """Tokenize `part` into a `.npy` file and return the file, mapped into memory.
 
     Parameters
@@ -41,6 +41,8 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str])
     path : path
         The file; a description goes beside it, at `<path>.json`. A file that already holds this part in this
         tokenizer's ids is used as it is.
+    check : bool
+        Whether such a file is read whole, to see that it is what was written.
 
     Returns
     -------
@@ -56,9 +58,11 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str])
     description = {"part": part.sha256, "text": part.text.sha256, "tokenizer": tokenizer.fingerprint}
     try:
         tokens = open_tokens(path)
-        if json.loads(description_path(path).read_bytes()) == {**description, "n_tokens": len(tokens)}:
+        found = json.loads(description_path(path).read_bytes())
+        sha256 = found.pop("sha256")
+        if found == {**description, "n_tokens": len(tokens)} and not (check and digest(path) != sha256):
             return tokens
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
         pass  # nothing usable is there, so it is written now
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     with atomic_write(path) as file:
@@ -70,7 +74,7 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str])
         _write_header(file, dtype, n_tokens)
         description_path(path).unlink(missing_ok=True)  # so that it never describes another file
     with atomic_write(description_path(path)) as file:
-        file.write(json.dumps({**description, "n_tokens": n_tokens}).encode())
+        file.write(json.dumps({**description, "n_tokens": n_tokens, "sha256": digest(path)}).encode())
     return open_tokens(path)
 
 

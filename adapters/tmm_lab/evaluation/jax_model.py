@@ -113,7 +113,7 @@ class JaxModel:
             yield from tokens.T.tolist()
 
 
-def open_model(folder: Path, *, device: str) -> tuple[JaxModel, Tokenizer]:
+def open_model(folder: Path, *, device: str) -> tuple[JaxModel, Tokenizer | None]:
     """Return the model in a model folder, ready to use, and its tokenizer.
 
     Raises

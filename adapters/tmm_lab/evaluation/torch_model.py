@@ -74,7 +74,7 @@ class TorchModel:
             yield tokens.tolist()
 
 
-def open_model(folder: Path, *, device: str) -> tuple[TorchModel, Tokenizer]:
+def open_model(folder: Path, *, device: str) -> tuple[TorchModel, Tokenizer | None]:
     """Return the model in a model folder, ready to use, and its tokenizer; raises what `load_model` does."""
     model, tokenizer = load_model(folder, device=device)
     return TorchModel(model, read_config(folder)), tokenizer

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig
-from tmm_adapters.tokenizers import ByteTokenizer, Tokenizer, check_fits, load_tokenizer, train_tokenizer
-from tmm_core.errors import InputError
+from tmm_adapters.files import add_sum, digest
+from tmm_adapters.tokenizers import (
+    ByteTokenizer,
+    Tokenizer,
+    check_fits,
+    load_tokenizer,
+    read_tokenizer,
+    train_tokenizer,
+)
+from tmm_core.errors import InputError, MissingFileError
 
 from ..data.config import DataConfig
 from ..data.text import Part, Text, open_text, write_text
@@ -37,34 +45,32 @@ def prepare_data(run: Run, source: DataConfig) -> Data:
     run.data.mkdir(exist_ok=True)
     text = write_text(source.documents(), run.data / "text")
     if source.tokenizer is not None:
-        tokenizer = load_tokenizer(source.tokenizer)
+        tokenizer = read_tokenizer(Path(source.tokenizer))
     elif source.vocab is not None:
         training, _ = text.split(source.held_out_bytes)
         tokenizer = train_tokenizer((piece for piece, _ in training.pieces()), source.vocab)
     else:
         tokenizer = ByteTokenizer()
     tokenizer.save(run.folder)
-    return _tokenized(run, source, text, tokenizer)
+    add_sum(run.tokenizer, digest(run.tokenizer))
+    return _tokenized(run, source, text, tokenizer, check=True)
 
 
 def open_data(run: Run, source: DataConfig, *, check: bool) -> Data:
-    """Open what `prepare_data` wrote; tokens that are missing are written again, and are the same.
+    """Open what `prepare_data` wrote; tokens that are missing or damaged are written again, and are the same.
 
-    With `check` the whole text is read, to see that it is the one that was written.
+    With `check` text and tokens are read whole, to see that they are what was written.
 
     Raises
     ------
     ValueError
         If the text or the tokenizer is missing or damaged.
     """
-    path = run.data / "text"
     try:
-        text = open_text(path)
-        if check:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != text.sha256:
-                    raise InputError(f"text file {path} is damaged: its hash is not the one that was noted")
-        return _tokenized(run, source, text, load_tokenizer(run.folder))
+        text, tokenizer = open_text(run.data / "text", check=check), load_tokenizer(run.folder)
+        if tokenizer is None:
+            raise MissingFileError(f"there is no {run.tokenizer}")
+        return _tokenized(run, source, text, tokenizer, check=check)
     except (FileNotFoundError, ValueError) as error:
         raise InputError(
             f"the text of the run cannot be used ({error}): bring {run.data} back from a copy, or begin a new run; "
@@ -86,13 +92,13 @@ def with_vocabulary(config: ModelConfig, tokenizer: Tokenizer, *, given: bool) -
     return config
 
 
-def _tokenized(run: Run, source: DataConfig, text: Text, tokenizer: Tokenizer) -> Data:
+def _tokenized(run: Run, source: DataConfig, text: Text, tokenizer: Tokenizer, *, check: bool) -> Data:
     training, held_out = text.split(source.held_out_bytes)
     return Data(
         text,
         training,
         held_out,
         tokenizer,
-        write_tokens(training, tokenizer, run.data / "training.npy"),
-        write_tokens(held_out, tokenizer, run.data / "held_out.npy"),
+        write_tokens(training, tokenizer, run.data / "training.npy", check=check),
+        write_tokens(held_out, tokenizer, run.data / "held_out.npy", check=check),
     )

@@ -179,12 +179,12 @@ def load(name: Framework) -> TrainingFramework:
 
 
 def open_model(name: Framework, folder: Path, *, device: str) -> tuple[Model, Tokenizer]:
-    """Return the model in a model folder, in the framework called `name`, and its tokenizer.
+    """Return the model in a model folder with a tokenizer, in the framework called `name`, and the tokenizer.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        As `pretrained.load_params`, and if the device is not there.
+        As `pretrained.load_params`, and if the device is not there,
     """
     with waiting(f"loading {TITLES[name]} and the model"):
         opened: Any = import_module(f"tmm_lab.evaluation.{name}_model").open_model(folder, device=device)

@@ -1,7 +1,7 @@
 """The folder of a training run: its files, its configuration and what it measured.
 
 run.json            the configuration: model, options, text; the number of steps; whether it is finished
-tokenizer.json      unless tokens are bytes
+tokenizer.json      what makes tokens of text
 data/               the text as tokens, memory-mapped
 checkpoints/        step-00000100, …, each a model folder with the optimiser's state
 parameters/         step-00000100.safetensors, …, at every evaluation those that the architecture wants kept
@@ -9,10 +9,13 @@ metrics.jsonl       losses and held-out bits per byte, a line a record
 samples.txt         what the model wrote at every evaluation
 model/              the trained model, once finished
 training.png        the curve, and what the architecture draws, once finished
+
+Every folder has its `SHA256SUMS`, and `run.json` holds its own digest: what was written is what is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -26,19 +29,18 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig, config_from_dict
-from tmm_adapters.files import atomic_write, require_empty
-from tmm_adapters.pretrained import is_model
-from tmm_core.errors import ExistingFileError, InputError, MissingFileError
+from tmm_adapters.files import add_sum, atomic_write, open_to_read, require_empty
+from tmm_core.errors import ExistingFileError, InputError, MissingFileError, TMMError
 
 from ..data.config import DataConfig
-from .checkpoints import newest_intact
 from .options import TrainingOptions
 
-__all__ = ["ParsedRun", "Run", "model_folder", "newest_run", "run_of"]
+__all__ = ["ParsedRun", "Run", "find_runs", "newest_run", "run_of"]
 
 RUNS = Path("runs")
 DESCRIPTION = "run.json"
 FORMAT, VERSION = "tmm-run", 1
+_SHA256 = "sha256"  # in the description: of all else in it
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     "preset": lambda value: isinstance(value, str),
     "config": lambda value: isinstance(value, dict),
@@ -126,14 +128,20 @@ class Run:
         if not path.is_file():
             raise MissingFileError(f"{folder} is not the folder of a run: it has no {DESCRIPTION}; check the path")
         try:
-            description = json.loads(path.read_text(encoding="utf-8"))
+            with open_to_read(path) as file:
+                description = json.load(file)
             known = (description.pop("format"), description.pop("version")) == (FORMAT, VERSION)
+            sha256 = description.pop(_SHA256, None)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise InputError(
                 f"{path} is damaged ({error}): the run cannot be used; its models are in {folder}"
             ) from error
         if not known:
             raise InputError(f"{path} was written by another version: update tmm-core")
+        if sha256 not in (None, _digest(description)):
+            raise InputError(
+                f"{path} is not what was written: restore it, or, if the change was meant, remove its {_SHA256!r}"
+            )
         wrong = [name for name, fits in _FIELDS.items() if name not in description or not fits(description[name])]
         if wrong:
             found = repr(description[wrong[0]]) if wrong[0] in description else "missing"
@@ -164,9 +172,8 @@ class Run:
         self.description |= changes
         path = self.folder / DESCRIPTION
         with atomic_write(path) as file:
-            file.write(
-                json.dumps({"format": FORMAT, "version": VERSION, **self.description}, indent=2).encode() + b"\n"
-            )
+            fields = {"format": FORMAT, "version": VERSION, **self.description, _SHA256: _digest(self.description)}
+            file.write(json.dumps(fields, indent=2).encode() + b"\n")
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
@@ -225,8 +232,10 @@ class Run:
         """Write parameters, if there are any, into a file of `parameters/`."""
         if parameters:
             self.parameters.mkdir(exist_ok=True)
-            with atomic_write(self.parameters / f"step-{step:08d}.safetensors") as file:
-                file.write(safetensors.numpy.save(dict(parameters)))
+            path, data = self.parameters / f"step-{step:08d}.safetensors", safetensors.numpy.save(dict(parameters))
+            add_sum(path, hashlib.sha256(data).hexdigest())
+            with atomic_write(path) as file:
+                file.write(data)
 
     def logged_parameters(self) -> dict[int, Path]:
         """Return the files of `parameters/` by step, ascending."""
@@ -244,49 +253,56 @@ def _cannot_make(folder: Path, error: OSError) -> OSError:
     return OSError(f"cannot make the folder {folder} ({error.strerror}): choose another --out")
 
 
-def newest_run(root: Path = RUNS) -> Run:
-    """Return the run in `root` that began last.
+def _digest(description: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a description, whatever the order and the layout of its fields."""
+    return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def find_runs(root: Path = RUNS) -> tuple[list[Run], list[str]]:
+    """Return the runs in `root`, the one that began last first, and what is wrong with those that cannot be used."""
+    runs: list[Run] = []
+    wrong: list[str] = []
+    for path in sorted(root.glob(f"*/{DESCRIPTION}")):
+        try:
+            runs.append(Run.open(path.parent))
+        except (TMMError, OSError) as error:
+            wrong.append(str(error))
+    return sorted(runs, key=lambda run: (run.description["started"], run.folder.name), reverse=True), wrong
+
+
+def newest_run(root: Path = RUNS, *, unfinished: bool = False) -> tuple[Run, list[str]]:
+    """Return the run in `root` that began last, by request of those that are not finished.
+
+    Returns
+    -------
+    Run, list of str
+        And what is wrong with runs that cannot be used, and were passed over.
 
     Raises
     ------
     FileNotFoundError
         If there is none.
     """
-    runs = [Run.open(path.parent) for path in root.glob(f"*/{DESCRIPTION}")]
-    if not runs:
-        raise MissingFileError(f"there is no run in {root.absolute()}: start one (tmm train), or name a folder")
-    return max(runs, key=lambda run: (run.description.get("started", 0.0), run.folder.name))
+    runs, wrong = find_runs(root)
+    found = [run for run in runs if not (unfinished and run.description["finished"])]
+    if found:
+        return found[0], wrong
+    passed = f" ({'; '.join(wrong)})" if wrong else ""
+    if runs:
+        raise MissingFileError(
+            f"every run in {root.absolute()} is finished{passed}, the newest is {runs[0].folder}: nothing is left to "
+            "resume"
+        )
+    raise MissingFileError(
+        f"there is no run in {root.absolute()}{' that can be used' + passed if wrong else ''}: start one (tmm train), "
+        "or name a folder"
+    )
 
 
 def run_of(model: Path) -> Run | None:
-    """Return the run that the model folder `model` belongs to, or None."""
+    """Return the run that the model folder `model` belongs to, however its path is written, or None."""
+    model = model.resolve()
     for folder in (model.parent, model.parent.parent):  # the trained model, or a checkpoint
         if (folder / DESCRIPTION).is_file():
             return Run.open(folder)
     return None
-
-
-def model_folder(folder: Path | None) -> Path:
-    """Return the model folder that `folder` stands for: itself, or the newest model of a run; None is the newest run.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no model in it.
-    """
-    if folder is not None and not (folder / DESCRIPTION).is_file():
-        if not folder.is_dir():
-            raise MissingFileError(f"there is no folder {folder}: check the path")
-        if not is_model(folder):
-            raise MissingFileError(f"{folder} is neither the folder of a run nor of a model: it has no config.json")
-        return folder
-    run = newest_run() if folder is None else Run.open(folder)
-    if is_model(run.model):
-        return run.model
-    checkpoint, skipped = newest_intact(run.checkpoints)
-    if checkpoint is None:
-        wrong = f" ({'; '.join(skipped)})" if skipped else ""
-        raise MissingFileError(
-            f"{run.folder} has no intact checkpoint yet{wrong}: train longer, or name another folder"
-        )
-    return checkpoint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import os
 import shutil
 import time
@@ -13,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tmm_adapters.architecture import ModelConfig, config_to_dict, get_architecture
-from tmm_adapters.pretrained import save_model
+from tmm_adapters.checkpoints import checkpoints, newest_intact, step_of
+from tmm_adapters.files import WriteError
+from tmm_adapters.pretrained import save_params
 from tmm_core import use_backend
 from tmm_core.errors import InputError, TMMError
 
@@ -21,7 +22,6 @@ from ..data.config import DataConfig
 from ..evaluation.baselines import baseline_costs
 from ..evaluation.measure import prompt_ids
 from ..progress import waiting
-from .checkpoints import newest_intact, step_of
 from .data import open_data, prepare_data, with_vocabulary
 from .display import Display, make_display
 from .frameworks import Runtime, Trainer, TrainingFramework, choose, load
@@ -212,15 +212,16 @@ def _train(job: Job, runtime: Runtime, display: Display, *, checkpoint: Path | N
 
 @contextlib.contextmanager
 def _told_of_full_disks(run: Run) -> Iterator[None]:
-    """Say of files that cannot be written that nothing is lost, and how to go on."""
+    """Say of files that cannot be written what is kept, and how to go on."""
     try:
         yield
     except OSError as error:
         if isinstance(error, (TMMError, BrokenPipeError)):  # says what to do; the reader has gone, such as `head`
             raise
-        refused = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
-        remedy = "let it be written" if refused else "make room"
-        raise OSError(f"{error}; earlier checkpoints are intact: {remedy}, then {resume_command(run)}") from error
+        failure = error if isinstance(error, WriteError) else WriteError(Path(error.filename or run.folder), error)
+        steps = [step_of(path) for path in checkpoints(run.checkpoints)]
+        kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no checkpoint yet"
+        raise OSError(f"{failure}, then {resume_command(run)} ({kept})") from error
 
 
 def _finish(job: Job, trainer: Trainer, loop: Loop, reporter: Reporter, *, memory: str) -> None:
@@ -239,7 +240,13 @@ def _finish(job: Job, trainer: Trainer, loop: Loop, reporter: Reporter, *, memor
         heatmap=job.architecture.heatmap(config, trainer.parameters(job.architecture.is_logged)),
     )
     if not run.model.is_dir():
-        save_model(run.model, config, trainer.parameters(), tokenizer=job.data.tokenizer)
+        save_params(
+            run.model,
+            trainer.parameters(),
+            config,
+            job.data.tokenizer,
+            join_documents=job.options.join_documents,
+        )
     run.describe(finished=True, bits_per_byte=bits)
     reporter.done(bits, tokens, memory=memory)
 

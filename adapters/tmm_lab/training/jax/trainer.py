@@ -74,7 +74,9 @@ class JaxTrainer:
 
     def write(self, folder: Path) -> None:
         """Write the model and all that training needs to go on into `folder`."""
-        write_model(folder, self.job.config, self.parameters(), tokenizer=self.job.data.tokenizer)
+        job = self.job
+        joined = job.options.join_documents
+        write_model(folder, self.parameters(), job.config, job.data.tokenizer, join_documents=joined)
         write_moments(folder, self._params, self._state)
 
     def parameters(self, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, NDArray[Any]]:

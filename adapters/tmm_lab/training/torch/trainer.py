@@ -79,7 +79,9 @@ class TorchTrainer:
 
     def write(self, folder: Path) -> None:
         """Write the model and all that training needs to go on into `folder`."""
-        write_model(folder, self.job.config, self._model.state_dict(), tokenizer=self.job.data.tokenizer)
+        job = self.job
+        joined = job.options.join_documents
+        write_model(folder, self._model.state_dict(), job.config, job.data.tokenizer, join_documents=joined)
         write_moments(folder, self._model, self._optimizer)
         write_random(folder)
 
