@@ -8,12 +8,23 @@ from tmm_core.errors import MissingFileError
 
 from .files import SUMS, damage
 
-__all__ = ["CONFIG", "WEIGHTS", "checkpoints", "find_model", "newest_intact", "step_of"]
+__all__ = [
+    "CHECKPOINTS",
+    "CONFIG",
+    "DESCRIPTION",
+    "MODEL",
+    "PREFIX",
+    "WEIGHTS",
+    "checkpoints",
+    "find_model",
+    "newest_intact",
+    "step_of",
+]
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a model folder."""
-MODEL, CHECKPOINTS, PREFIX = "model", "checkpoints", "step-"
-"""In the folder of a run: the trained model, the folder of its checkpoints, and how their names begin."""
+DESCRIPTION, MODEL, CHECKPOINTS, PREFIX = "run.json", "model", "checkpoints", "step-"
+"""In the folder of a run: what it is, the trained model, the folder of its checkpoints, and how their names begin."""
 
 
 def find_model(folder: Path) -> tuple[Path, list[str]]:
@@ -31,6 +42,10 @@ def find_model(folder: Path) -> tuple[Path, list[str]]:
         return folder, []
     if not folder.is_dir():
         raise MissingFileError(f"there is no folder {folder}: check the path")
+    if not (folder / DESCRIPTION).is_file():
+        raise MissingFileError(
+            f"{folder} is neither the folder of a run nor of a model: it has no {DESCRIPTION} and no {CONFIG}"
+        )
     trained, skipped = folder / MODEL, []
     if trained.is_dir():
         foreign = (trained / CONFIG).is_file() and not (trained / SUMS).is_file()
@@ -38,8 +53,6 @@ def find_model(folder: Path) -> tuple[Path, list[str]]:
         if reason is None:
             return trained, []
         skipped.append(f"{trained}: {reason}")
-    elif not (folder / CHECKPOINTS).is_dir() and not (folder / "run.json").is_file():
-        raise MissingFileError(f"{folder} is neither the folder of a run nor of a model: it has no {CONFIG}")
     checkpoint, more = newest_intact(folder / CHECKPOINTS)
     skipped += more
     if checkpoint is None:

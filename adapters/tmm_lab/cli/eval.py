@@ -93,7 +93,8 @@ def _training_part(run: Run | None) -> Part | None:
         return None
     held_out_bytes = run.parsed().data.held_out_bytes
     try:
-        return open_text(run.data / "text").split(held_out_bytes)[0]
+        with waiting("reading the training text"):
+            return open_text(run.data / "text").split(held_out_bytes)[0]
     except FileNotFoundError:
         print(f"note: without n-grams, as {run.data} has lost the training text", file=sys.stderr)
     except InputError as error:

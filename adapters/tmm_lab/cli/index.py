@@ -209,7 +209,9 @@ def _tmm(config: ModelConfig, folder: Path) -> TMMConfig:
 
 def _run(folder: Path | None) -> Run:
     """Return the run that a folder stands for, or that its model belongs to; None is the newest."""
-    from ..training.runs import DESCRIPTION, Run, run_of
+    from tmm_adapters.checkpoints import DESCRIPTION
+
+    from ..training.runs import Run, run_of
 
     if folder is None:
         return newest_run()

@@ -29,6 +29,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig, config_from_dict
+from tmm_adapters.checkpoints import CHECKPOINTS, DESCRIPTION, MODEL
 from tmm_adapters.files import add_sum, atomic_write, open_to_read, require_empty
 from tmm_core.errors import ExistingFileError, InputError, MissingFileError, TMMError
 
@@ -38,7 +39,6 @@ from .options import TrainingOptions
 __all__ = ["ParsedRun", "Run", "find_runs", "newest_run", "run_of"]
 
 RUNS = Path("runs")
-DESCRIPTION = "run.json"
 FORMAT, VERSION = "tmm-run", 1
 _SHA256 = "sha256"  # in the description: of all else in it
 _FIELDS: dict[str, Callable[[Any], bool]] = {
@@ -68,10 +68,10 @@ class Run:
         """Make the object; `Run.create` and `Run.open` are the ways to get one."""
         self.folder = folder
         self.description = description
-        self.checkpoints = folder / "checkpoints"
+        self.checkpoints = folder / CHECKPOINTS
         self.data = folder / "data"
         self.metrics = folder / "metrics.jsonl"
-        self.model = folder / "model"
+        self.model = folder / MODEL
         self.parameters = folder / "parameters"
         self.plot = folder / "training.png"
         self.samples = folder / "samples.txt"
