@@ -21,7 +21,7 @@ from support.requirements import import_or_skip
 import_or_skip("numba")
 
 import tmm_core
-from tmm_backends._numba import engine, operands, plans
+from tmm_backends._numba import blocks, operands, plans
 from tmm_backends._numba import product as product_module
 from tmm_core.backend import Request
 from tmm_core.testing.oracles import dense_product, error_factor
@@ -57,8 +57,8 @@ LAYOUTS = {
     "one channel": lambda a: np.broadcast_to(a[..., :1], a.shape),
 }
 LENGTHS = [1, 2, 7, 31, 32, 33, 64, 95, 96, 97, 127, 128, 129, 159, 161, 192, 255, 257, 289, 321]
-LENGTHS += [engine.DIRECT_LENGTH + by for by in (-1, 0, 1)]
-LAGS = [1, 5, 0, 1000, *(engine.DIRECT_LAGS + by for by in (-1, 0, 1, 2))]  # 0: as many as times
+LENGTHS += [blocks.DIRECT_LENGTH + by for by in (-1, 0, 1)]
+LAGS = [1, 5, 0, 1000, *(blocks.DIRECT_LAGS + by for by in (-1, 0, 1, 2))]  # 0: as many as times
 # Each pair of dtypes has kernels of its own, which take a second each to compile. The laws need those of one dtype too.
 SAME = [*[("float32", "float32")] * 4, *((name, name) for name in DTYPES)]
 MIXED = [("float32", "bfloat16"), ("bfloat16", "float32"), ("float16", "float64")]

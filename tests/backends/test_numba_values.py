@@ -22,7 +22,7 @@ from support.numba_oracle import (
     widened,
 )
 
-from tmm_backends._numba import engine
+from tmm_backends._numba import blocks
 from tmm_core.testing.oracles import error_factor
 
 
@@ -37,7 +37,7 @@ def rng():
 def packed(rng, rows, n):
     """Return documents of many lengths: alone, across the crossovers of methods, and of length one."""
     cuts = [
-        np.r_[np.arange(40), 50, 50 + engine.DIRECT_LENGTH, 51 + 2 * engine.DIRECT_LENGTH, 400] for _ in range(rows)
+        np.r_[np.arange(40), 50, 50 + blocks.DIRECT_LENGTH, 51 + 2 * blocks.DIRECT_LENGTH, 400] for _ in range(rows)
     ]
     return np.stack([np.searchsorted(cut + rng.integers(0, 9), np.arange(n), side="right") for cut in cuts])
 

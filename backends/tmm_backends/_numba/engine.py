@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Iterator
@@ -22,27 +23,20 @@ from tmm_core.backend import (
     share,
 )
 
+from .blocks import Blocks, sums_directly
 from .correlation import SignalCorrelation
 from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned_empty
 from .plans import fast_length
 from .product import SignalProduct
 from .streaming import NumbaStream
 from .target import CONVERTS_HALVES
+from .threads import thread_count
 
 __all__ = ["NumbaEngine"]
 
 Array = NDArray[Any]
 
 log = logging.getLogger("tmm_core")
-
-# Direct sums are faster up to this length, or for as few lags. Microseconds of one core, directly and by transforms,
-# medians of nine in turns, for float32 as (batch, n, channels) and k lags:
-#     (8, 64, 512)   k = 64:   441 and 470        (2, 2048, 256)  k = 32:  1289 and 1691
-#     (8, 80, 512)   k = 80:   560 and 570        (2, 2048, 256)  k = 48:  1522 and 1611
-#     (8, 96, 512)   k = 96:   700 and 583        (2, 2048, 256)  k = 64:  1804 and 1573
-#     (8, 128, 512)  k = 128: 1032 and 721        (1, 65536, 32)  k = 96:  7820 and 7904
-DIRECT_LENGTH = 80
-DIRECT_LAGS = 48
 
 
 class NumbaEngine:
@@ -94,24 +88,19 @@ class NumbaEngine:
         x = _in(arithmetic, x)
         if x.size == 0:
             return
-        signals = _signals(x, segment_ids)
-        filters = Filters.of(w[..., : x.shape[-2]], arithmetic)
-        undone = np.zeros((len(signals), filters.heads), bool)
-        if not filters.unsafe.all():
-            lags = filters.lags if filters.kernel_size == 1 else None
-            for direct, size, which in _methods(signals.length, lags):
-                call = SignalProduct(arithmetic, x, y, signals[which], filters, adjoint)
-                method = call.by_direct_sums if direct else call.across_channels if lags is None else call.by_transforms
-                undone[which] = method(size)
-        undone |= filters.unsafe
-        if undone.any():
-            log.debug(
-                "%d of %d filters of signals have numbers not finite, or out of the range of transforms: NumPy, not "
-                "Numba, computes these",
-                undone.sum(),
-                undone.size,
-            )
-            _define_products(w, x, y, signals, undone, adjoint)
+        w = w[..., : x.shape[-2]]
+        blocks = _blocks(x, segment_ids, w.shape[1], w.shape[2], arithmetic, sums=w.shape[1] == 1)
+        if blocks is None:
+            _multiply(y, w, Filters.of(w, arithmetic), x, _signals(x, segment_ids), adjoint)
+            return
+        width = x.shape[-1] // len(w)
+        filters_of = functools.cache(lambda first, last: Filters.of(w[first:last], arithmetic))
+
+        def product(channel: int | None, x: Array, y: Array) -> None:
+            heads = (0, len(w)) if channel is None else (channel // width, channel // width + 1)
+            _multiply(y, w[slice(*heads)], filters_of(*heads), x, _signals(x, None), adjoint)
+
+        blocks.multiply(product, x, y, adjoint)
 
     def correlate(
         self,
@@ -141,13 +130,24 @@ class NumbaEngine:
         c = np.zeros((heads, kernel_size, lags))
         if x.size == 0:
             return c.astype(dtype)
-        signals, used = _signals(x, segment_ids), min(lags, x.shape[-2])
+        used, width = min(lags, x.shape[-2]), x.shape[-1] // heads
         peaks = np.zeros(heads)
-        for _, size, which in _methods(signals.length, None):
-            peaks += SignalCorrelation(arithmetic, x, g, signals[which], heads, kernel_size, used).add_to(c, size)
+
+        def add(its: slice, x: Array, g: Array, signals: Signals) -> None:
+            """Add to the correlations of some heads."""
+            for _, size, which in _methods(signals.length, None):
+                call = SignalCorrelation(arithmetic, x, g, signals[which], len(c[its]), kernel_size, used)
+                peaks[its] += call.add_to(c[its], size)
+
+        blocks = _blocks(x, segment_ids, kernel_size, used, arithmetic, sums=False)
+        if blocks is None:
+            add(slice(None), x, g, _signals(x, segment_ids))
+        else:
+            for channel, x_part, g_part in blocks.pairs(x, g):
+                its = slice(None) if channel is None else slice(channel // width, channel // width + 1)
+                add(its, x_part, g_part, _signals(x_part, None))
         with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
             c = c.astype(dtype)
-        width = x.shape[-1] // heads
         undone = np.flatnonzero((peaks != 0) & ~(peaks >= arithmetic.lowest))  # NaN, too
         if undone.size:
             log.debug(
@@ -173,12 +173,43 @@ def _in(arithmetic: Arithmetic, a: Array) -> Array:
     return a if ARITHMETIC[a.dtype.name].compute_dtype == arithmetic.compute_dtype else a.astype(arithmetic.name)
 
 
+def _multiply(y: Array, w: Array, filters: Filters, x: Array, signals: Signals, adjoint: bool) -> None:
+    """Write the product to `y`; `filters` are those of `w`."""
+    undone = np.zeros((len(signals), filters.heads), bool)
+    if not filters.unsafe.all():
+        for direct, size, which in _methods(signals.length, filters.lags if filters.kernel_size == 1 else None):
+            call = SignalProduct(x, y, signals[which], filters, adjoint)
+            across = filters.kernel_size > 1
+            method = call.by_direct_sums if direct else call.across_channels if across else call.by_transforms
+            undone[which] = method(size)
+    undone |= filters.unsafe
+    if undone.any():
+        log.debug(
+            "%d of %d filters of signals have numbers not finite, or out of the range of transforms: NumPy, not "
+            "Numba, computes these",
+            undone.sum(),
+            undone.size,
+        )
+        _define_products(w, x, y, signals, undone, adjoint)
+
+
 def _signals(x: Array, segment_ids: Array | None) -> Signals:
     """Return the documents of `x`, `(..., n, d)`, or its rows."""
     rows, n = math.prod(x.shape[:-2]), x.shape[-2]
     if segment_ids is not None:
         segment_ids = np.broadcast_to(segment_ids, x.shape[:-1]).reshape(rows, n)
     return Signals.of(rows, n, segment_ids)
+
+
+def _blocks(
+    x: Array, segment_ids: Array | None, kernel_size: int, lags: int, arithmetic: Arithmetic, *, sums: bool
+) -> Blocks | None:
+    """Return how to cut long signals, or None: documents are computed whole."""
+    if segment_ids is not None:
+        return None
+    shape = math.prod(x.shape[:-2]), *x.shape[-2:]
+    found: Blocks | None = Blocks.of(shape, kernel_size, lags, arithmetic.lanes, thread_count(), sums=sums)
+    return found
 
 
 def _methods(lengths: NDArray[np.int64], lags: int | None) -> Iterator[tuple[bool, int, Any]]:
@@ -188,7 +219,7 @@ def _methods(lengths: NDArray[np.int64], lags: int | None) -> Iterator[tuple[boo
     """
     together: dict[int, list[int]] = {}
     for n in set(lengths.tolist()):
-        direct = lags is not None and (n <= DIRECT_LENGTH or lags <= DIRECT_LAGS)
+        direct = lags is not None and sums_directly(n, lags)
         together.setdefault(0 if direct else fast_length(n), []).append(n)
     for length, members in sorted(together.items()):
         which = slice(None) if len(together) == 1 else np.flatnonzero(np.isin(lengths, members))

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,9 @@ class Filters:
     kernel_size: int
     unsafe: NDArray[np.bool_]
     """(h,), the heads whose lags are not finite, or out of range; `normalized` is zero there."""
+    arithmetic: Arithmetic
+    spectra: dict[tuple[int, int], NDArray[Any]] = field(default_factory=dict)
+    """Those that were made, by the length of the transform and the sign of the imaginary part."""
 
     @property
     def lags(self) -> int:
@@ -86,9 +89,8 @@ class Filters:
         exponents[unsafe] = 0
         w[unsafe] = 0
         normalized = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel_size, lags)
-        return cls(
-            normalized, np.ldexp(np.ones(heads, arithmetic.compute_dtype), exponents), heads, kernel_size, unsafe
-        )
+        scales = np.ldexp(np.ones(heads, arithmetic.compute_dtype), exponents)
+        return cls(normalized, scales, heads, kernel_size, unsafe, arithmetic)
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,16 @@ def transform_buffers(arithmetic: Arithmetic, length: int, count: int) -> tuple[
     )
 
 
-def filter_spectra(filters: Filters, arithmetic: Arithmetic, length: int, sign: int) -> Array:
+def filter_spectra(filters: Filters, length: int, sign: int) -> Array:
     """Return the spectra of all filters, `(h * m, 2 * length)`, divided by the length; conjugated for a sign of -1."""
+    found = filters.spectra.get((length, sign))
+    if found is None:
+        found = filters.spectra[length, sign] = _filter_spectra(filters, length, sign)
+    return found
+
+
+def _filter_spectra(filters: Filters, length: int, sign: int) -> Array:
+    arithmetic = filters.arithmetic
     dtype = arithmetic.compute_dtype
     tags = (DTYPE_TAGS[dtype.name],)
     steps, out = plan(length, dtype), np.empty((len(filters.normalized), 2 * length), dtype)
@@ -67,12 +75,16 @@ class SignalProduct:
     Each method is one algorithm, and returns a mask `(signals, h)` of what it left undone, since it was out of range.
     """
 
-    arithmetic: Arithmetic
     x: Array
     y: Array
     signals: Signals
     filters: Filters
     adjoint: bool
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How they are computed."""
+        return self.filters.arithmetic
 
     @property
     def dtype_tags(self) -> tuple[Any, Any]:
@@ -117,7 +129,7 @@ class SignalProduct:
     def by_transforms(self, length: int) -> Array:
         """Multiply by transforms of a length."""
         steps = plan(length, self.arithmetic.compute_dtype)
-        spectra = filter_spectra(self.filters, self.arithmetic, length, -1 if self.adjoint else 1)
+        spectra = filter_spectra(self.filters, length, -1 if self.adjoint else 1)
 
         def memory() -> tuple[Array, ...]:
             buffer, scratch = transform_buffers(self.arithmetic, length, 1)
@@ -157,7 +169,7 @@ class SignalProduct:
     def across_channels(self, length: int) -> Array:
         """Multiply by filters that read neighbouring channels (kernel size > 1), by transforms of a length."""
         steps = plan(length, self.arithmetic.compute_dtype)
-        spectra = filter_spectra(self.filters, self.arithmetic, length, -1 if self.adjoint else 1)
+        spectra = filter_spectra(self.filters, length, -1 if self.adjoint else 1)
         heads = self.filters.heads
         channels = self.x.shape[-1] // heads
         unsafe = np.zeros((len(self.signals), heads), bool)

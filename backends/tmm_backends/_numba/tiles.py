@@ -168,7 +168,7 @@ class Tiles:
         if found is None:
             halves = [self.filters.normalized[:, :size], self.filters.normalized[:, size : 2 * size]]
             low, *rest = [
-                filter_spectra(replace(self.filters, normalized=np.ascontiguousarray(half)), self.arithmetic, size, 1)
+                filter_spectra(replace(self.filters, normalized=np.ascontiguousarray(half), spectra={}), size, 1)
                 for half in halves
                 if half.shape[1]
             ]
