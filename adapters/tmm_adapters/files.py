@@ -30,13 +30,16 @@ __all__ = [
     "check",
     "damage",
     "digest",
+    "discard",
     "open_to_read",
     "require_empty",
+    "sweep",
 ]
 
 SUMS = "SHA256SUMS"
 """The name of the file with the digests of the files beside it."""
 
+_HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # names that `_temporary` gives
 _LINE = re.compile(rb"([0-9a-f]{64})  (.+)")
 _REMEDIES = {
     errno.ENOSPC: "make room",
@@ -117,8 +120,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def require_empty(folder: Path) -> None:
-    """Refuse a folder that holds anything: it might be somebody's."""
-    if folder.is_dir() and any(folder.iterdir()):
+    """Refuse a folder that holds anything, but for what was half written: it might be somebody's."""
+    if folder.is_dir() and not all(_HALF_WRITTEN.fullmatch(path.name) for path in folder.iterdir()):
         raise ExistingFileError(f"{folder} is not empty: choose another folder, or remove it first")
     for path in (folder, *folder.parents):
         if path.is_symlink() and not path.exists():
@@ -127,6 +130,24 @@ def require_empty(folder: Path) -> None:
             )
         if path.exists() and not path.is_dir():
             raise ExistingFileError(f"{path} is a file: choose another name for the folder {folder}")
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder such that at every moment it is there whole, or not at all."""
+    temporary = _temporary(folder)
+    folder.rename(temporary)
+    shutil.rmtree(temporary)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what was half written in `folder` and in the folders in it, when processes were killed.
+
+    Nobody may be writing there.
+    """
+    for place in (folder, *(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())):
+        for path in place.iterdir() if place.is_dir() else ():
+            if _HALF_WRITTEN.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 # What was written is what is read

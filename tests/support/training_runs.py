@@ -51,6 +51,16 @@ def recorded(folder: Path, name: str) -> dict[int, float]:
     return {int(record["step"]): record[name] for record in records(folder) if name in record}
 
 
+def traces(folder: Path) -> tuple[list[dict[str, float]], bytes, dict[str, bytes]]:
+    """Return all that a run tells of its course, but for times and speeds: records, samples, logged parameters."""
+    untimed = [
+        {name: value for name, value in record.items() if name not in ("time", "tokens_per_second")}
+        for record in records(folder)
+    ]
+    logged = {path.name: path.read_bytes() for path in (folder / "parameters").glob("*.safetensors")}
+    return untimed, (folder / "samples.txt").read_bytes(), logged
+
+
 def unfinished(whole: Path, out: Path, *, step: int = STEPS, steps: int | None = None) -> Run:
     """Return a copy of a run that was ended after `step`, and that is to have `steps`."""
     shutil.copytree(whole, out)

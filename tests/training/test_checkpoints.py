@@ -15,7 +15,7 @@ import pytest
 from support.training_runs import STEPS, unfinished
 
 from tmm_adapters.checkpoints import newest_intact
-from tmm_adapters.files import SUMS
+from tmm_adapters.files import SUMS, sweep
 from tmm_adapters.pretrained import read_tensors, write_tensors
 from tmm_lab.cli import main
 from tmm_lab.training.checkpoints import write_checkpoint
@@ -43,8 +43,9 @@ def test_a_checkpoint_has_its_name_only_when_complete(tmp_path: Path) -> None:
     earlier = write_checkpoint(tmp_path, 1, lambda folder: None)
     later = write_checkpoint(tmp_path, 2, write)
     assert newest_intact(tmp_path) == (later, [])
-    (tmp_path / ".step-00000003.99.part").mkdir()  # what a killed process leaves
+    (tmp_path / ".step-00000003.0123abcd.part").mkdir()  # what a killed process leaves
     assert newest_intact(tmp_path) == (later, [])
+    sweep(tmp_path)
     write_checkpoint(tmp_path, 4, lambda folder: None)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from support.training_runs import (
     recorded,
     records,
     signal_at,
+    traces,
     unfinished,
     weights,
 )
@@ -22,6 +24,8 @@ from support.training_runs import (
 from tmm_adapters.checkpoints import checkpoints, newest_intact, step_of
 from tmm_adapters.pretrained import read_tensors
 from tmm_lab.cli import main
+from tmm_lab.evaluation.measure import Batch
+from tmm_lab.evaluation.torch_model import TorchModel
 from tmm_lab.training.runs import Run
 from tmm_lab.training.schedule import learning_rate_factor
 
@@ -52,9 +56,13 @@ def test_the_learning_rate_of_a_run_follows_the_schedule(finished: Path) -> None
 
 
 def test_losses_between_two_records_are_averaged(
-    framework: str, finished: Path, arguments: Arguments, tmp_path: Path
+    framework: str, finished: Path, arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(arguments(framework, tmp_path / "run", "--log-every", "100")) == 0
+    """Those of the session before, too."""
+    with monkeypatch.context() as patch:
+        signal_at(patch, step=6)
+        assert main(arguments(framework, tmp_path / "run", "--log-every", "100")) == 130
+    assert main(["train", "--resume", str(tmp_path / "run")]) == 0
     each, averaged = recorded(finished, "loss"), recorded(tmp_path / "run", "loss")
     assert list(averaged) == [1, 4, 8, 12], "the first, and those of evaluations"
     assert averaged[8] == pytest.approx(np.mean([each[step] for step in range(5, 9)]))
@@ -95,8 +103,40 @@ def test_ctrl_c_saves_and_a_resumed_run_ends_with_the_same_bits(
     assert newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000006", [])
     assert main(["train", "--resume", str(out)]) == 0
     assert weights(out) == weights(finished)
-    for name in ("loss", "grad_norm", "learning_rate", "eval_bits_per_byte"):
-        assert recorded(out, name) == recorded(finished, name)
+    assert traces(out) == traces(finished)
+
+
+def test_what_came_after_the_checkpoint_is_recorded_once(finished: Path, tmp_path: Path) -> None:
+    """A process was killed at the end: records, samples and parameters of steps that are done again are there."""
+    run = unfinished(finished, tmp_path / "killed", step=8)
+    half_written = [run.folder / ".run.json.0123abcd.part", run.data / ".text.0123abcd.part"]
+    half_written += [run.parameters / ".step-00000012.safetensors.89abcdef.part", run.folder / ".model.0a1b2c3d.part"]
+    half_written[-1].mkdir()
+    for path in half_written[:-1]:
+        path.write_bytes(b"{")
+    theirs = run.data / ".text.mine.part"
+    theirs.write_bytes(b"")
+    assert main(["train", "--resume", str(run.folder)]) == 0
+    assert weights(run.folder) == weights(finished)
+    theirs.unlink()
+    assert not list(run.folder.rglob(".*")), "what was half written is swept away"
+    assert traces(run.folder) == traces(finished)
+
+
+def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(
+    arguments: Arguments, in_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nats(self: TorchModel, batch: Batch) -> float:
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(self, batch)
+
+    original, out = TorchModel.nats, tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchModel, "nats", nats)
+        assert main(arguments("torch", out)) == 130
+    assert newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000004", [])
+    assert main(["train", "--resume", str(out)]) == 0
+    assert traces(out) == traces(in_torch)
 
 
 def test_sigterm_ends_with_143(arguments: Arguments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +148,7 @@ def test_sigterm_ends_with_143(arguments: Arguments, tmp_path: Path, monkeypatch
 def test_a_run_that_missed_only_its_end_is_finished(finished: Path, tmp_path: Path) -> None:
     run = unfinished(finished, tmp_path / "late")
     run.plot.unlink()
-    run.forget_after(STEPS - 1)  # the last evaluation too
+    run.metrics.write_text("".join(run.metrics.read_text().splitlines(keepends=True)[:-1]))  # the last evaluation too
     assert main(["train", "--resume", str(run.folder)]) == 0
     assert weights(run.folder) == weights(finished)
     assert run.plot.exists()
@@ -123,6 +163,7 @@ def test_minutes_become_steps_and_are_stored(
     command = ["train", "--framework", framework, "--text", str(text), "--out", str(out), "--minutes", "5", *COMMON]
     assert main([*command, "--accumulate", "2"]) == 130
     assert Run.open(out).description["steps"] > 100
+    assert Run.open(out).description["plan"][0][0] <= 30
     assert (out / "checkpoints" / "step-00000030").is_dir()
 
 
@@ -165,7 +206,7 @@ def test_divergence_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("tmm_lab.training.loop.learning_rate_factor", lambda *_: 1e30)
+    monkeypatch.setattr("tmm_lab.training.schedule.learning_rate_factor", lambda *_: 1e30)
     assert main(arguments(framework, tmp_path / "run")) == 2
     assert "training has diverged: the loss is" in capsys.readouterr().err
 
@@ -175,7 +216,7 @@ def test_divergence_between_two_records_is_noticed_by_the_evaluation(
 ) -> None:
     """Only the last step makes the model one that knows nothing, and its loss was measured before."""
     monkeypatch.setattr(
-        "tmm_lab.training.loop.learning_rate_factor", lambda step, *_: float("nan") if step == 3 else 1.0
+        "tmm_lab.training.schedule.learning_rate_factor", lambda step, *_: float("nan") if step == 3 else 1.0
     )
     assert main(arguments("torch", tmp_path / "run", "--steps", "4", "--evaluations", "1")) == 2
     assert "training has diverged: the loss is nan at step 4" in capsys.readouterr().err

@@ -3,46 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
-from tmm_lab.training.schedule import Clock, TimedSchedule, evaluation_steps, learning_rate_factor
-
-
-def test_a_timed_schedule_fits_what_is_left_into_the_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    clock = Clock()
-    timed = TimedSchedule(1.0, clock, other_seconds=lambda step_seconds: 10 * step_seconds)
-    found = None
-    for step in range(1, 100):
-        now[0] += 5.0 if step <= 3 else 0.5  # the first steps are slow, and not timed
-        found = timed.step_done(step)
-        if found is not None:
-            break
-    assert step == 23
-    assert found == 23 + int((60 - 5 - 25) / 0.5)
-
-
-def test_half_of_what_is_left_goes_to_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run whose evaluations alone would take longer than it may still learns something."""
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    timed = TimedSchedule(1.0, Clock(), other_seconds=lambda step_seconds: 1000.0)
-    for step in range(1, 24):
-        now[0] += 1.0
-        found = timed.step_done(step)
-    assert found == 23 + int((60 - 23) / 2)
-
-
-def test_a_timed_schedule_does_not_wait_for_twenty_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    timed = TimedSchedule(1.0, Clock(), other_seconds=lambda step_seconds: 0.0)
-    for expected in (None, None, 6):
-        now[0] += 10.0
-        found = timed.step_done(int(now[0] / 10))
-        assert found == expected
+from tmm_lab.training.schedule import Revision, Schedule, learning_rate_factor
 
 
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:
@@ -55,16 +22,45 @@ def test_the_learning_rate_rises_and_falls_to_zero() -> None:
     assert max(learning_rate_factor(s, 8, 1000) for s in range(8)) == 1.0, "a warm-up ends within a short run"
 
 
-@pytest.mark.parametrize(("total", "evaluations"), [(100, 10), (7, 10), (1, 1), (95, 4)])
-def test_the_last_step_is_always_evaluated(total: int, evaluations: int) -> None:
-    steps = evaluation_steps(total, evaluations)
-    assert max(steps) == total
-    assert min(steps) >= 1
-    assert len(steps) == min(total, evaluations)
+@pytest.mark.parametrize(("total", "evaluations"), [(100, 10), (7, 10), (1, 1), (95, 4), (12, 3), (2**31 - 1, 7)])
+def test_evaluations_are_spread_evenly_and_the_last_step_is_one(total: int, evaluations: int) -> None:
+    schedule = Schedule([Revision(0, total, evaluations, 1)], warmup=3)
+    expected = {math.ceil(Fraction(total * i, evaluations)) for i in range(1, evaluations + 1)}
+    near = {step + off for step in expected for off in (-1, 0, 1) if 0 <= step + off <= total}
+    assert {step for step in near if schedule.evaluation_is_due(step)} == expected
 
 
-def test_a_timed_run_misses_none_of_its_evaluations() -> None:
-    steps = evaluation_steps(100, 10, timed=True)
-    assert len(steps) == 10
-    assert min(steps) > 23, "before that the number of steps is unknown"
-    assert max(steps) == 100
+def test_a_schedule_of_given_steps_is_the_plain_curve() -> None:
+    schedule = Schedule([Revision(0, 50, 1, 1)], warmup=7)
+    assert [schedule.factor(step) for step in range(50)] == [learning_rate_factor(step, 50, 7) for step in range(50)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_revision_moves_the_end_without_a_jump(seed: int) -> None:
+    """Whatever is decided: positions only rise, no step moves farther than the plan in force says, the end is zero."""
+    rng = np.random.default_rng(seed)
+    plan, step = [], 0
+    for _ in range(6):
+        step += int(rng.integers(1, 40))
+        plan.append(Revision(step, step + int(rng.integers(40, 400)), 10, 4))
+    schedule, length = Schedule(plan, warmup=20), plan[0].total
+    end = plan[-1].total
+    assert schedule.total(plan[0].step - 1) is None
+    positions = [schedule.position(step) for step in range(end + 1)]
+    moves = np.diff(positions)
+    assert (moves > 0).all()
+    assert positions[-1] == pytest.approx(length)
+    for revision, after in itertools.pairwise([*plan, Revision(end, end, 1, 1)]):
+        left = length - positions[revision.step]
+        stretch = moves[revision.step : after.step]
+        np.testing.assert_allclose(stretch, left / (revision.total - revision.step), rtol=1e-9)
+    assert sum(map(schedule.evaluation_is_due, range(end + 1))) <= 11
+    assert schedule.evaluation_is_due(end)
+    assert schedule.every(end) == 1
+
+
+def test_what_was_decided_later_changes_nothing_before() -> None:
+    early, late = Revision(5, 40, 4, 2), Revision(20, 90, 4, 2)
+    one, both = Schedule([early], 3), Schedule([early, late], 3)
+    for ask in (Schedule.factor, Schedule.position, Schedule.total, Schedule.evaluation_is_due, Schedule.every):
+        assert [ask(one, step) for step in range(20)] == [ask(both, step) for step in range(20)]

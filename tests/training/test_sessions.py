@@ -67,13 +67,6 @@ def test_where_no_folder_can_be_made_another_is_asked_for(tmp_path: Path, monkey
         Run.create(None, "default")
 
 
-def test_of_two_runs_that_begin_at_once_in_one_folder_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tmm_lab.training.runs.require_empty", lambda folder: None)  # each saw it empty
-    Run.create(tmp_path / "run", "default")
-    with pytest.raises(FileExistsError, match="is not empty: another run has just begun"):
-        Run.create(tmp_path / "run", "default")
-
-
 def test_a_reader_that_has_gone_is_no_full_disk(
     in_torch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

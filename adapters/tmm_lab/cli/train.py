@@ -5,24 +5,23 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tmm_adapters.architecture import ModelConfig, architectures, get_architecture
-from tmm_adapters.files import require_empty
 from tmm_core.errors import InputError
 
 from ..data.config import DataConfig
+from ..training.environment import launched
 from ..training.options import TrainingOptions
 from .fields import CommandParser, add_fields, as_text, given_fields
-from .model_options import newest_run
+from .model_options import model_folder, newest_run
 
 __all__ = ["add_parser"]
 
 # What may change when a run is resumed.
-_OF_A_SESSION = ("framework", "device", "backend", "compile", "report_to")
+_OF_A_SESSION = ("framework", "device", "backend", "compile", "report_to", "steps")
 _NO_OPTIONS = ("run", "debug", "resume")
 _DEFAULT = "tmm"
 
@@ -36,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
         "the documentation of Python. --arch chooses the model, and with it the last group of options below.",
         epilog="On several devices: JAX uses all that it finds; PyTorch is started by torchrun --nproc-per-node N "
         "--no-python tmm train ...",
-        usage="tmm train [options]\n       tmm train --resume [DIR]",
+        usage="tmm train [options]\n       tmm train --from DIR [options]\n       tmm train --resume [DIR] [--steps N]",
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument(
@@ -56,7 +55,15 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
         type=Path,
         const=None,
         metavar="DIR",
-        help="resume the run in DIR, or the newest that is not finished, from its newest intact checkpoint",
+        help="resume the run in DIR, or the newest that is not finished, from its newest intact checkpoint; with --steps, it gets "
+        "another length, and a finished one goes on",
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        type=Path,
+        metavar="DIR",
+        help="begin a new run with the parameters and the tokenizer of the model in DIR, folder of a run or a model",
     )
     add_fields(parser.add_argument_group("text and tokens"), DataConfig)
     add_fields(parser.add_argument_group("training"), TrainingOptions)
@@ -82,11 +89,13 @@ def run(arguments: argparse.Namespace) -> int:
     if "resume" in arguments:
         decided = sorted(set(given) - set(_OF_A_SESSION))
         if decided:
-            options = ", ".join("--" + name.replace("_", "-") for name in decided)
+            options = ", ".join(_option(name) for name in decided)
             raise InputError(f"--resume continues a run with its own options: leave out {options}, or begin a new run")
         from ..training.runs import Run
 
-        old = newest_run(unfinished=True) if arguments.resume is None else Run.open(arguments.resume)
+        old = (
+            newest_run(unfinished="steps" not in arguments) if arguments.resume is None else Run.open(arguments.resume)
+        )
         from ..training import session
 
         return session.resume(old, **given)
@@ -103,6 +112,20 @@ def _new_run(arguments: argparse.Namespace) -> dict[str, Any]:
     preset = getattr(arguments, "preset", "default")
     if "prompt" in arguments:
         arguments.prompt = as_text("--prompt", arguments.prompt)
+    start = getattr(arguments, "start", None)
+    new = _new_model(arguments, preset) if start is None else _known_model(arguments, start)
+    data: DataConfig = new["data"]
+    data.check_files()
+    out = getattr(arguments, "out", None)
+    if out is not None and not launched():  # under torchrun, another process may have made it already
+        from ..training.runs import require_new
+
+        require_new(out)
+    return {**new, "options": TrainingOptions(**given_fields(arguments, TrainingOptions)), "out": out}
+
+
+def _new_model(arguments: argparse.Namespace, preset: str) -> dict[str, Any]:
+    """Return the arguments of `session.begin` that tell of a model with initial parameters, and of its text."""
     architecture = get_architecture(getattr(arguments, "arch", _DEFAULT))
     fields = given_fields(arguments, architecture.config_class)
     config: ModelConfig = architecture.config_class.preset(preset, **fields)
@@ -113,15 +136,21 @@ def _new_run(arguments: argparse.Namespace) -> dict[str, Any]:
 
         larger = config.vocab_size > ByteTokenizer.vocab_size
         data = dataclasses.replace(data, vocab=config.vocab_size if larger else None)
-    data.check_files()
-    out = getattr(arguments, "out", None)
-    if out is not None and "RANK" not in os.environ:  # under torchrun, another process may have made it already
-        require_empty(out)
-    return {
-        "preset": preset,
-        "config": config,
-        "vocab_given": "vocab_size" in fields,
-        "data": data,
-        "options": TrainingOptions(**given_fields(arguments, TrainingOptions)),
-        "out": out,
-    }
+    return {"preset": preset, "config": config, "vocab_given": "vocab_size" in fields, "data": data}
+
+
+def _known_model(arguments: argparse.Namespace, start: Path) -> dict[str, Any]:
+    """Return the same arguments for the model in a folder."""
+    from ..training.pretrained_start import pretrained_start
+
+    architecture = get_architecture(getattr(arguments, "arch", _DEFAULT))
+    decided = sorted({"arch", "preset", *given_fields(arguments, architecture.config_class)} & set(vars(arguments)))
+    if decided:
+        options = ", ".join(_option(name) for name in decided)
+        raise InputError(f"--from takes the model as it is: leave out {options}, or begin with a new model")
+    return pretrained_start(model_folder(start), DataConfig(**given_fields(arguments, DataConfig)))
+
+
+def _option(name: str) -> str:
+    """Return the option whose value is kept under a name."""
+    return "--from" if name == "start" else "--" + name.replace("_", "-")

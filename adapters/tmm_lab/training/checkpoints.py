@@ -63,7 +63,7 @@ def check_model(checkpoint: Path, config: ModelConfig) -> None:
 
 
 def keep_newest(folder: Path, keep: int, step: int) -> None:
-    """Keep `keep` checkpoints up to that of `step`; remove what an earlier process left half written.
+    """Keep `keep` checkpoints up to that of `step`.
 
     Later ones go: they were damaged, which is why the run went on from an earlier one, and would pass for the newest.
     """
@@ -72,5 +72,3 @@ def keep_newest(folder: Path, keep: int, step: int) -> None:
     for path in found:
         if path not in kept:
             shutil.rmtree(path)
-    for path in folder.glob(f".{PREFIX}*.part"):
-        shutil.rmtree(path, ignore_errors=True)

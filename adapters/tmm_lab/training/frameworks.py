@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -102,8 +103,8 @@ class Runtime(Protocol):
     def in_first_process(self, function: Callable[[], T]) -> T:
         """Return what `function` returns in the first process, in every process; the others wait for it."""
 
-    def total(self, number: float) -> float:
-        """Return the sum of the processes' numbers."""
+    def totals(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums of the processes' numbers, each over the processes."""
 
     def trainer(self, job: Job) -> Trainer:
         """Return the model of `job`, ready to be trained here."""
@@ -114,6 +115,15 @@ class TrainingFramework(Protocol):
 
     def fast_at_bfloat16(self, device: str) -> bool:
         """Return whether `--device` has instructions for bfloat16."""
+
+    def settings(self, options: TrainingOptions) -> AbstractContextManager[None]:
+        """Keep what the libraries are told by the environment from a run with `options`, which says it itself.
+
+        Raises
+        ------
+        ValueError
+            If what the environment says cannot be overruled.
+        """
 
     def make_runtime(self, options: TrainingOptions) -> Runtime:
         """Return the runtime of a run with `options`.

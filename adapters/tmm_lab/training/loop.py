@@ -6,23 +6,28 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tmm_core.errors import InputError
+from tmm_core.lm import IGNORED
 
+from ..data.dataset import TokenWindows
 from ..data.tokens import bits_per_byte
 from ..evaluation.measure import Batch, StoppedError, Windows, continuation, held_out_nats
 from ..progress import waiting
 from .checkpoints import write_checkpoint
 from .interruption import Interruption
 from .job import Job
-from .reporter import BITS, SAMPLE_TOKENS, Reporter
-from .schedule import Clock, TimedSchedule, evaluation_steps, learning_rate_factor
+from .loop_state import LoopState
+from .reporter import BITS, FINAL_SAMPLE_TOKENS, SAMPLE_TOKENS, Reporter
+from .schedule import Revision
+from .time_budget import Clock, TimeBudget
 
 if TYPE_CHECKING:
     from .frameworks import Runtime, Trainer
 
-__all__ = ["Loop", "tokens_per_step"]
+__all__ = ["Loop", "samples_per_step"]
 
 
 class Loop:
@@ -40,8 +45,10 @@ class Loop:
         Shows it.
     interruption : Interruption
         Knows whether the user wants it to end.
-    first_step : int
-        Steps that earlier sessions have done.
+    state : LoopState
+        How far earlier sessions have come.
+    clock : Clock
+        Began with the session; goes on from `state` where there was an earlier one.
     """
 
     def __init__(
@@ -52,13 +59,13 @@ class Loop:
         reporter: Reporter,
         interruption: Interruption,
         *,
-        first_step: int,
+        state: LoopState,
+        clock: Clock,
     ) -> None:
         """Prepare to train; nothing is read or written yet."""
-        self.clock = Clock()
-        self.first_step = self.step = first_step
-        self.total_steps: int | None = job.run.description["steps"]
-        """Steps of the whole run, or None while minutes have not become steps yet."""
+        self.state = state
+        self.clock = clock
+        self._first_step = state.step
         self._job = job
         self._options = job.options
         self._trainer = trainer
@@ -66,8 +73,27 @@ class Loop:
         self._reporter = reporter
         self._interruption = interruption
         self._saved_at = time.monotonic()
-        self._timed: TimedSchedule | None = None
-        self._first = 0.0, 0.0  # seconds after the first step, of which in training
+        self.schedule = job.run.schedule(job.options)
+        self._budget = TimeBudget(
+            60 * job.options.minutes,
+            clock,
+            evaluations=job.options.evaluations,
+            windows=len(job.held_out),
+            rows=samples_per_step(job, runtime),
+            sample_tokens=SAMPLE_TOKENS,
+            final_tokens=FINAL_SAMPLE_TOKENS,
+        )
+        self._marks = [(0, 0.0, 0.0)]  # steps of this session, seconds, seconds of training: at its begin, after a step
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole run, as is planned now; None while minutes have not become steps yet."""
+        return self.schedule.total(self.state.step)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the last step is done."""
+        return self.total_steps is not None and self.state.step >= self.total_steps
 
     def run(self) -> bool:
         """Train until the last step, or the step in which a stop is requested; then a checkpoint is written.
@@ -77,44 +103,70 @@ class Loop:
         bool
             Whether a stop was requested, the same in every process.
         """
+        state = self.state
         self._saved_at = time.monotonic()
-        if self.total_steps is None:
-            self._timed = TimedSchedule(self._options.minutes, self.clock, self._other_seconds)
-        self._reporter.start(self.step, self.total_steps)
-        losses: list[float] = []
+        self._marks = [(0, self.clock.seconds, self.clock.training_seconds)]
+        self._reporter.start(state.step, self.total_steps)
+        if self._evaluation_is_owed() and not self.evaluate():
+            return self.stop_requested()
         batch = self._batch()
-        while True:
-            factor = learning_rate_factor(self.step, self.total_steps, self._options.warmup)
-            with waiting("compiling the first step") if self.step == self.first_step else nullcontext():
+        while not self.at_end:
+            factor = self.schedule.factor(state.step)
+            with waiting("compiling the first step") if state.step == self._first_step else nullcontext():
                 loss, grad_norm = self._trainer.step(batch, factor)
-                self.step += 1
+                state.step += 1
+                state.samples_per_step = samples_per_step(self._job, self._runtime)
+                state.samples += state.samples_per_step
                 batch = self._batch()  # read while the device computes
-                losses.append(float(loss))
-            if self.step == self.first_step + 1:
-                self._first = self.clock.seconds, self.clock.training_seconds
-            if self._timed is not None:
-                self._decide_length(self._timed)
-            stop = self.stop_requested()
-            last = self.total_steps is not None and self.step >= self.total_steps
-            evaluate = self._evaluation_is_due()
-            self._reporter.step(self.step, self.total_steps, left=self._seconds_left())
-            if self.step == 1 or self.step % self._options.log_every == 0 or evaluate:
-                self._log_step(losses, float(grad_norm), factor)
-                losses = []
+                stop = self._agree(float(loss))
+            evaluate = self.schedule.evaluation_is_due(state.step)
+            self._reporter.step(state.step, self.total_steps, left=self._seconds_left())
+            if state.step == 1 or state.step % self._options.log_every == 0 or evaluate:
+                self._log_step(float(grad_norm), factor)
             if evaluate:
-                self.evaluate()
-            if last or stop or self._checkpoint_is_due():
+                stop = not self.evaluate() or stop
+            if stop or self.at_end or self._checkpoint_is_due():
                 self.save()
-            if last or stop:
-                return self.stop_requested()  # in the last step the signal may have come after the question above
+            if stop:
+                break
+        return self.stop_requested()  # in the last step the signal may have come after it was asked for
 
     def stop_requested(self) -> bool:
         """Return whether any process was signalled to stop: they stop after the same step, so all of them must ask."""
-        return self._runtime.total(self._interruption.requested) > 0
+        return self._runtime.totals([self._interruption.requested])[0] > 0
 
-    def _log_step(self, losses: list[float], grad_norm: float, factor: float) -> None:
+    def _agree(self, loss: float) -> bool:
+        """Let the processes agree on the loss of a step, on how many are to come, and on whether to stop; return that.
+
+        The first of them decides on how many steps fit into the minutes; what was decided once is kept with the run.
+        """
+        state, decided = self.state, None
+        if len(self._marks) == 1:
+            if self._first_step == 0 and self._options.steps is None:  # half of the time is left for the other steps
+                forgotten = self.clock.count_at_most(30 * self._options.minutes)
+                self._marks = [(0, seconds - forgotten, training - forgotten) for _, seconds, training in self._marks]
+            self._marks.append((1, self.clock.seconds, self.clock.training_seconds))
+        if self._options.steps is None and self._runtime.first:
+            last = self.schedule.revisions[-1] if self.schedule.revisions else None
+            if last is None or state.step > last.step:
+                decided = self._budget.step_done(state.step, last)
+        stops, total, decisions = self._runtime.totals([self._interruption.requested, loss, decided is not None])
+        state.loss_sum += total / self._runtime.processes
+        state.loss_steps += 1
+        if decisions:
+            self.schedule.revise(self._runtime.in_first_process(lambda: self._decided(decided)))
+        return stops > 0
+
+    def _decided(self, revision: Revision | None) -> Revision:
+        """Keep a decision with the run."""
+        assert revision is not None  # the first process, which calls this, made it
+        self._job.run.describe(steps=revision.total, plan=[*self._job.run.description["plan"], list(revision)])
+        return revision
+
+    def _log_step(self, grad_norm: float, factor: float) -> None:
         """Record the mean of the losses since the last record, over all processes."""
-        mean = self._runtime.total(math.fsum(losses) / len(losses)) / self._runtime.processes
+        state = self.state
+        mean, state.loss_sum, state.loss_steps = state.loss_sum / state.loss_steps, 0.0, 0
         rate = self._job.learning_rate * factor
         self.log({"loss": mean, "grad_norm": grad_norm, "learning_rate": rate})
 
@@ -126,40 +178,54 @@ class Loop:
         ValueError
             If the loss, in training or held out, is no number: nothing can come of such a run.
         """
-        samples, per_step = self._job.samples, tokens_per_step(self._job, self._runtime)
-        metrics["tokens"] = self.step * per_step
+        samples, state = self._job.samples, self.state
+        metrics["tokens"] = state.samples * samples.context
         if "loss" in metrics:
             steps, _, seconds = self._timed_steps()
-            metrics["tokens_per_second"] = steps * per_step / max(seconds, 1e-9)
-        metrics["epoch"] = metrics["tokens"] / samples.context / samples.per_pass
+            metrics["tokens_per_second"] = steps * state.samples_per_step * samples.context / max(seconds, 1e-9)
+        metrics["epoch"] = state.samples / samples.per_pass
         wrong = [metrics[key] for key in ("loss", BITS) if not math.isfinite(metrics.get(key, 0.0))]
         if wrong:
             raise InputError(
-                f"training has diverged: the loss is {wrong[0]} at step {self.step}; start again with a "
+                f"training has diverged: the loss is {wrong[0]} at step {state.step}; start again with a "
                 f"smaller --learning-rate (it was {self._options.learning_rate}) or a longer --warmup"
             )
         if self._runtime.first:
-            self._job.run.record({"step": self.step, "time": round(time.time(), 2), **metrics})
+            self._job.run.record({"step": state.step, "time": round(time.time(), 2), **metrics})
+        state.records += 1
         self._reporter.metrics(metrics)
-        self._trainer.report(metrics, self.step)
+        self._trainer.report(metrics, state.step)
 
-    def evaluate(self) -> None:
+    def evaluate(self) -> bool:
         """Measure the held-out bits per byte, each held-out byte once; record and show them, with a sample.
 
-        Nothing is recorded where the user asked to stop meanwhile.
+        In a run of given minutes, those before the last are measured on a part of the text; so is the last where all
+        of it would take more than a fifth of the time.
+
+        Returns
+        -------
+        bool
+            False where the user asked to stop meanwhile; nothing is recorded then.
         """
-        job, trainer = self._job, self._trainer
+        job, trainer, every = self._job, self._trainer, self.schedule.every(self.state.step)
         alone = self._runtime.processes == 1  # several must agree, and do after the step
         with self.clock.pause():
+            windows, share = _part(job.held_out, every)
+            begin = time.monotonic()
             try:
-                nats = self._nats(job.held_out, stop=lambda: alone and self._interruption.requested)
+                nats = self._nats(windows, stop=lambda: alone and self._interruption.requested)
             except StoppedError:
-                return
-            bits = bits_per_byte(self._runtime.total(nats), job.data.held_out)
-            self.log({BITS: bits})
+                return False
+            bits = bits_per_byte(self._runtime.totals([nats])[0] / share, job.data.held_out)
+            self._budget.evaluated(time.monotonic() - begin, len(windows))
+            self.log({BITS: bits} if every == 1 else {BITS: bits, "eval_share": round(share, 4)})
             if self._runtime.first:
-                job.run.log_parameters(self.step, trainer.parameters(job.architecture.is_logged))
-                self._reporter.evaluated(self.step, bits, self.sample(SAMPLE_TOKENS)[0])
+                job.run.log_parameters(self.state.step, trainer.parameters(job.architecture.is_logged))
+                begin = time.monotonic()
+                text, n_tokens = self.sample(SAMPLE_TOKENS)
+                self._budget.sampled(time.monotonic() - begin, n_tokens)
+                self._reporter.evaluated(self.state.step, bits, text, share=share)
+        return True
 
     def sample(self, n_tokens: int) -> tuple[str, int]:
         """Return how the model continues the prompt, and how many tokens, at most `n_tokens`, that took."""
@@ -181,87 +247,63 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint, in the first process only: all have the same state."""
         if self._runtime.first:
+            run, begin = self._job.run, time.monotonic()
             with self.clock.pause(), waiting("saving"):
-                write_checkpoint(self._job.run.checkpoints, self.step, self._trainer.write)
+                self.state.samples_size = run.samples.stat().st_size if run.samples.is_file() else 0
+                self.state.seconds = self.clock.seconds
+                write_checkpoint(run.checkpoints, self.state.step, self._write)
+            self._budget.saved(time.monotonic() - begin)
         self._saved_at = time.monotonic()
+
+    def _write(self, folder: Path) -> None:
+        """Write the files of a checkpoint."""
+        self._trainer.write(folder)
+        self.state.write(folder)
 
     def _batch(self) -> Batch:
         """Return the samples of the next step that this process takes, (accumulate, rows, context)."""
         accumulate, rows = self._options.accumulate, self._options.batch * self._runtime.local_devices
-        parts = range(self.step * accumulate, (self.step + 1) * accumulate)
-        starts = [(part * self._runtime.processes + self._runtime.rank) * rows for part in parts]
-        batch = self._job.samples.batch([start + row for start in starts for row in range(rows)])
-        return {name: array.reshape(accumulate, rows, -1) for name, array in batch.items()}
+        parts = [part * self._runtime.processes + self._runtime.rank for part in range(accumulate)]
+        numbers = [self.state.samples + part * rows + row for part in parts for row in range(rows)]
+        return {name: array.reshape(accumulate, rows, -1) for name, array in self._job.samples.batch(numbers).items()}
 
-    def _evaluation_is_due(self) -> bool:
-        options, total = self._options, self.total_steps
-        return total is not None and self.step in evaluation_steps(
-            total, options.evaluations, timed=options.steps is None
+    def _evaluation_is_owed(self) -> bool:
+        """Return whether the evaluation of the last session's last step is missing: a signal came in its turn."""
+        step, run = self.state.step, self._job.run
+        return self.schedule.evaluation_is_due(step) and self._runtime.in_first_process(
+            lambda: not any(record["step"] == step and BITS in record for record in run.records())
         )
 
     def _checkpoint_is_due(self) -> bool:
-        waited = time.monotonic() - self._saved_at
-        return self.step % self._options.checkpoint_steps == 0 or waited >= self._options.checkpoint_seconds
-
-    # How long
-
-    def _decide_length(self, timed: TimedSchedule) -> None:
-        """Let the first process turn minutes into steps, when it can, and tell the others."""
-        steps = self._runtime.in_first_process(lambda: timed.step_done(self.step))
-        if steps is None:
-            return
-        self._timed = None
-        self.total_steps = steps
-        if self._runtime.first:
-            self._job.run.describe(steps=steps)
-
-    def _other_seconds(self, step_seconds: float) -> float:
-        """Return how long evaluations, samples and checkpoints of the rest of the run will take, by trying each."""
-        options, held_out = self._options, self._job.held_out
-        rows = [held_out[i] for i in range(min(options.batch * self._runtime.local_devices, len(held_out)))]
-        written = 0
-
-        def write() -> None:
-            nonlocal written
-            _, written = self.sample(SAMPLE_TOKENS)
-
-        with self.clock.pause():
-            save = _seconds(self.save)
-            evaluate, sample = (
-                min(_seconds(function) for _ in range(2))  # the first time may be slow: it allocates, and compiles
-                for function in (lambda: self._nats(rows), write)
-            )
-        evaluate *= len(held_out) / len(rows) / self._runtime.processes
-        sample *= SAMPLE_TOKENS / max(1, written)
-        between = min(options.checkpoint_seconds, options.checkpoint_steps * step_seconds)
-        saves = 60 * options.minutes / max(between, save)
-        return float(options.evaluations * (evaluate + sample) + saves * save)
+        since = time.monotonic() - self._saved_at
+        due = self.state.step % self._options.checkpoint_steps == 0 or since >= self._options.checkpoint_seconds
+        return due and (self._options.steps is not None or self._budget.checkpoint_is_affordable(since))
 
     def _seconds_left(self) -> float:
-        """Return how long the run will go on, from how long it has taken."""
-        if self.total_steps is None:
-            return max(0.0, 60 * self._options.minutes - self.clock.seconds)
+        """Return how long the run will go on: what is left of its minutes, or as long as its steps have taken."""
+        if self._options.steps is None or self.total_steps is None:
+            return self._budget.left
         steps, seconds, _ = self._timed_steps()
-        return (self.total_steps - self.step) * seconds / steps
+        return (self.total_steps - self.state.step) * seconds / steps
 
     def _timed_steps(self) -> tuple[int, float, float]:
         """Return steps of this session, how long they took, and how long without evaluations, samples and checkpoints.
 
         The first one compiles: it is left out as soon as there is another.
         """
-        steps, seconds, training = self.step - self.first_step, self.clock.seconds, self.clock.training_seconds
-        if steps < 2:
-            return steps, seconds, training
-        return steps - 1, seconds - self._first[0], training - self._first[1]
+        done = self.state.step - self._first_step
+        steps, seconds, training = self._marks[min(done - 1, len(self._marks) - 1)] if done > 1 else self._marks[0]
+        return done - steps, self.clock.seconds - seconds, self.clock.training_seconds - training
 
 
-def tokens_per_step(job: Job, runtime: Runtime) -> int:
-    """Return how many tokens one step trains on."""
-    devices = runtime.processes * runtime.local_devices
-    return job.options.batch * job.options.accumulate * devices * job.config.max_len
+def samples_per_step(job: Job, runtime: Runtime) -> int:
+    """Return how many samples one step trains on."""
+    return job.options.batch * job.options.accumulate * runtime.processes * runtime.local_devices
 
 
-def _seconds(function: Callable[[], object]) -> float:
-    start = time.monotonic()
-    function()
-    return time.monotonic() - start
+def _part(windows: TokenWindows, every: int) -> tuple[Windows, float]:
+    """Return one in `every` windows, and the share of the predicted tokens that are theirs."""
+    if every == 1:
+        return windows, 1.0
+    some = [windows[index] for index in range(0, len(windows), every)]
+    return some, sum(int((window["targets"] != IGNORED).sum()) for window in some) / windows.n_predicted

@@ -11,6 +11,7 @@ from tmm_adapters.tokenizers import Tokenizer
 from .data import Data
 from .display import Display, counted
 from .job import Job
+from .loop_state import LoopState
 from .runs import Run
 
 if TYPE_CHECKING:
@@ -33,18 +34,21 @@ class Reporter:
         self._loss: float | None = None
         self._rate: float | None = None
 
-    def header(self, runtime: Runtime, tokens_per_step: int) -> None:
+    def header(self, runtime: Runtime, state: LoopState, samples_per_step: int) -> None:
         """Show what is about to be trained, on what, and by what."""
         job, run, config, options = self._job, self._job.run, self._job.config, self._job.options
         text, steps = job.data.text, run.description["steps"]
-        length = f"{steps:,} steps" if steps else f"{options.minutes:g} minute{'s'[: options.minutes != 1]}"
-        batch = f"{tokens_per_step // config.max_len} x {config.max_len} tokens a step"
+        timed = f"{options.minutes:g} minute{'s'[: options.minutes != 1]}"
+        length = timed if options.steps is None else f"{steps:,} steps"
+        batch = f"{samples_per_step} x {config.max_len} tokens a step"
+        start = run.description["start"]
         text_size = f"{counted(text.n_bytes, 'byte')}, {counted(text.n_documents, 'document')}"
         rows = [
             ("model", job.architecture.summary(config)),
             ("parameters", f"{job.architecture.n_parameters(config):,}"),
             ("FLOPs per token", f"{job.architecture.flops_per_token(config):,}"),
-            ("device", f"{runtime.device_name()}, {options.precision}"),
+            *([] if start is None else [("begins with", f"the weights of {start}")]),
+            ("device", f"{runtime.device_name()}, {options.precision}{', compiled' if options.compile else ''}"),
             *([("backend", runtime.engine_name())] if job.architecture.has_toeplitz_products else []),
             ("text", run.parsed().data.name),
             ("", f"{text_size}, sha256 {text.sha256[:16]}"),
@@ -55,7 +59,11 @@ class Reporter:
             ("run", str(run.folder)),
         ]
         self._display.header(f"{job.architecture.title}, {run.description['preset']}", rows)
-        self._note_another_step(tokens_per_step)
+        if state.samples_per_step not in (0, samples_per_step):
+            self._display.note(
+                f"note: a step trains on {samples_per_step} samples here, and did on {state.samples_per_step}: each "
+                "device takes a batch, and there is another number of them"
+            )
 
     def start(self, step: int, total: int | None) -> None:
         """Show the bar."""
@@ -70,9 +78,10 @@ class Reporter:
         self._loss = metrics.get("loss", self._loss)
         self._rate = metrics.get("tokens_per_second", self._rate)
 
-    def evaluated(self, step: int, bits: float, continuation: str) -> None:
-        """Show the held-out cost between the baselines, and a sample."""
-        self.sample(f"step {step}: {compared(bits, self._job.run.description['baselines'])}", continuation)
+    def evaluated(self, step: int, bits: float, continuation: str, *, share: float) -> None:
+        """Show the held-out cost, measured on a share of the text, between the baselines, and a sample."""
+        part = "" if share == 1.0 else f" (on {share:.0%} of the held-out text)"
+        self.sample(f"step {step}: {compared(bits, self._job.run.description['baselines'])}{part}", continuation)
 
     def sample(self, caption: str, continuation: str) -> None:
         """Show how the model continues the prompt, and keep it."""
@@ -95,16 +104,6 @@ class Reporter:
             ("next", f"tmm generate {shlex.quote(str(run.folder))} --prompt 'The '"),
         ]
         self._display.header(f"done: {compared(bits, run.description['baselines'])}", rows)
-
-    def _note_another_step(self, tokens: int) -> None:
-        """Say where a step is larger or smaller than in the session before: the run goes on, but not bit for bit."""
-        records = ((record["step"], record.get("tokens")) for record in self._job.run.records())
-        before = [total // step for step, total in records if step > 0 and isinstance(total, int)]
-        if before and before[-1] != tokens:
-            self._display.note(
-                f"note: a step trains on {tokens:,} tokens here, and did on {before[-1]:,}: each device takes a batch, "
-                "and there is another number of them"
-            )
 
 
 def compared(bits: float, baselines: Mapping[str, float]) -> str:

@@ -1,9 +1,10 @@
 """The folder of a training run: its files, its configuration and what it measured.
 
-run.json            the configuration: model, options, text; the number of steps; whether it is finished
+run.json            the configuration: model, options, text; the steps that are planned; whether it is finished
 tokenizer.json      what makes tokens of text
 data/               the text as tokens, memory-mapped
-checkpoints/        step-00000100, …, each a model folder with the optimiser's state
+initial/            the model that training began from, where it is one that was trained before
+checkpoints/        step-00000100, …, each a model folder with what training needs to go on
 parameters/         step-00000100.safetensors, …, at every evaluation those that the architecture wants kept
 metrics.jsonl       losses and held-out bits per byte, a line a record
 samples.txt         what the model wrote at every evaluation
@@ -18,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,13 +32,15 @@ from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig, config_from_dict
 from tmm_adapters.checkpoints import CHECKPOINTS, DESCRIPTION, MODEL
-from tmm_adapters.files import add_sum, atomic_write, open_to_read, require_empty
+from tmm_adapters.files import add_sum, atomic_write, open_to_read, require_empty, sweep
 from tmm_core.errors import ExistingFileError, InputError, MissingFileError, TMMError
 
 from ..data.config import DataConfig
+from .loop_state import LoopState
 from .options import TrainingOptions
+from .schedule import Revision, Schedule
 
-__all__ = ["ParsedRun", "Run", "find_runs", "newest_run", "run_of"]
+__all__ = ["ParsedRun", "Run", "find_runs", "newest_run", "require_new", "run_of"]
 
 RUNS = Path("runs")
 FORMAT, VERSION = "tmm-run", 1
@@ -49,6 +53,10 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "steps": lambda value: value is None or (isinstance(value, int) and value >= 1),
     "baselines": lambda value: isinstance(value, dict) and all(isinstance(x, float) for x in value.values()),
     "started": lambda value: isinstance(value, float),
+    "vocab_given": lambda value: isinstance(value, bool),
+    "start": lambda value: value is None or isinstance(value, str),
+    "plan": lambda value: isinstance(value, list) and all(map(_is_revision, value)),
+    "prepared": lambda value: isinstance(value, bool),
     "finished": lambda value: isinstance(value, bool),
 }
 
@@ -70,6 +78,7 @@ class Run:
         self.description = description
         self.checkpoints = folder / CHECKPOINTS
         self.data = folder / "data"
+        self.initial = folder / "initial"
         self.metrics = folder / "metrics.jsonl"
         self.model = folder / MODEL
         self.parameters = folder / "parameters"
@@ -84,21 +93,17 @@ class Run:
         Raises
         ------
         FileExistsError
-            If `out` is not empty.
+            If `out` holds anything but a run that was cut short before its first step could begin.
         OSError
             If the folder cannot be made.
         """
         if out is not None:
-            require_empty(out)
-            run = cls(out, {})
+            require_new(out)
             try:
                 out.mkdir(parents=True, exist_ok=True)
-                run.data.mkdir()  # by one process only, where several begin at the same moment
-            except FileExistsError as error:
-                raise ExistingFileError(f"{out} is not empty: another run has just begun in it") from error
             except OSError as error:
                 raise _cannot_make(out, error) from error
-            return run
+            return cls(out, {})
         stem, attempt = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
         while True:
             folder = RUNS / (stem if attempt == 1 else f"{stem}-{attempt}")
@@ -242,11 +247,46 @@ class Run:
         steps = {path.stem.removeprefix("step-"): path for path in self.parameters.glob("step-*.safetensors")}
         return {int(step): steps[step] for step in sorted(filter(str.isdecimal, steps), key=int)}
 
-    def forget_after(self, step: int) -> None:
-        """Drop records of steps after `step`: a resumed run makes them again."""
-        kept = [record for record in self.records() if record["step"] <= step]
+    def schedule(self, options: TrainingOptions) -> Schedule:
+        """Return the learning rate and the evaluations of the run, as far as they are decided."""
+        plan = [Revision(*revision) for revision in self.description["plan"]]
+        if options.steps is not None:
+            plan = [Revision(0, self.description["steps"] or options.steps, options.evaluations)]
+        return Schedule(plan, options.warmup)
+
+    def go_back_to(self, state: LoopState) -> None:
+        """Drop what was recorded after `state`, which a resumed run records again, and files that are half written."""
+        kept = [record for record in self.records() if record["step"] <= state.step][: state.records]
         with atomic_write(self.metrics) as file:
             file.write("".join(json.dumps(record) + "\n" for record in kept).encode())
+        if self.samples.is_file():
+            os.truncate(self.samples, min(state.samples_size, self.samples.stat().st_size))
+        for step, path in self.logged_parameters().items():
+            if step > state.step:
+                path.unlink()
+        sweep(self.folder)
+        state.records = len(kept)
+
+
+def require_new(folder: Path) -> None:
+    """Refuse a folder for a new run that holds anything, but for a run that was cut short before its first step.
+
+    Raises
+    ------
+    FileExistsError
+        If it does.
+    """
+    if not (folder / DESCRIPTION).is_file():
+        require_empty(folder)
+    elif Run.open(folder).description["prepared"]:
+        raise ExistingFileError(
+            f"{folder} is not empty: it holds a run; to go on with it, tmm train --resume {shlex.quote(str(folder))}, "
+            "or choose another folder"
+        )
+
+
+def _is_revision(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == len(Revision._fields) and all(type(x) is int for x in value)
 
 
 def _cannot_make(folder: Path, error: OSError) -> OSError:

@@ -1,24 +1,23 @@
-"""How long a run is: the learning rate over its steps, its evaluations, and how minutes become steps."""
+"""How long a run is: its learning rate and its evaluations as functions of the step."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
 
-__all__ = ["Clock", "TimedSchedule", "evaluation_steps", "learning_rate_factor"]
+__all__ = ["Revision", "Schedule", "learning_rate_factor"]
 
-_WARM = 3  # first steps that are not timed: they allocate, and compile
-_TIMED = 20
+_ROUNDING = 1e-12  # of positions, as a share of the schedule
 
 
-def learning_rate_factor(step: int, total: int | None, warmup: int) -> float:
+def learning_rate_factor(step: float, total: int | None, warmup: int) -> float:
     """Return the learning rate of `step`, as a share of its peak: linear warm-up, then a cosine that falls to zero.
 
     Parameters
     ----------
-    step : int
+    step : float
         Steps done before this one.
     total : int or None
         Steps of the run; while they are unknown there is no decay.
@@ -40,82 +39,97 @@ def learning_rate_factor(step: int, total: int | None, warmup: int) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def evaluation_steps(total: int, evaluations: int, *, timed: bool = False) -> frozenset[int]:
-    """Return the steps after which the held-out text is evaluated: evenly spread, the last step always.
+class Revision(NamedTuple):
+    """What is decided after a step about the rest of a run."""
 
-    In a run that is `timed` first to find its number of steps, they are spread over the rest.
-
-    >>> sorted(evaluation_steps(100, 4))
-    [25, 50, 75, 100]
-    """
-    start = _WARM + _TIMED if timed and total > 2 * (_WARM + _TIMED) else 0
-    return frozenset(start + math.ceil((total - start) * i / evaluations) for i in range(1, evaluations + 1))
-
-
-class Clock:
-    """Seconds since it was made, with and without what is not training."""
-
-    def __init__(self) -> None:
-        """Begin to count."""
-        self._start = time.monotonic()
-        self._paused = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds in all."""
-        return time.monotonic() - self._start
-
-    @property
-    def training_seconds(self) -> float:
-        """Seconds without pauses."""
-        return self.seconds - self._paused
-
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Do not count what happens inside as training."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self._paused += time.monotonic() - start
+    step: int
+    """Steps done when it was decided."""
+    total: int
+    """Steps that the run is to have."""
+    evaluations: int
+    """Evaluations over the whole run."""
+    every: int = 1
+    """An evaluation before the last measures one in so many windows of the held-out text."""
+    last_every: int = 1
+    """The last one measures one in so many."""
 
 
-class TimedSchedule:
-    """Turns minutes into steps: times some steps, then sees how many fit.
+class Schedule:
+    """The learning rate and the evaluations of a run, as functions of the step and of what was decided before it.
+
+    A run of given steps has one revision, before its first step. A run of given minutes has none until its speed is
+    known; its first revision fixes the curve of the learning rate, and each later one moves the end of it: what is
+    left of the curve is stretched or squeezed, without a jump, over the steps that are left.
 
     Parameters
     ----------
-    minutes : float
-        Time for the whole run.
-    clock : Clock
-        Began with the run.
-    other_seconds : callable
-        Given the seconds of a step, returns those that the run will spend on other things; called once.
+    revisions : iterable of Revision
+        Earlier ones first.
+    warmup : int
+        Steps of the warm-up.
+
+    Examples
+    --------
+    >>> schedule = Schedule([Revision(0, 10, 2), Revision(5, 15, 2)], warmup=0)
+    >>> [schedule.position(step) for step in (0, 5, 6, 10, 15)]
+    [0.0, 5.0, 5.5, 7.5, 10.0]
     """
 
-    def __init__(self, minutes: float, clock: Clock, other_seconds: Callable[[float], float]) -> None:
-        """Begin with no step timed."""
-        self._budget = 60.0 * minutes
-        self._clock = clock
-        self._other_seconds = other_seconds
-        self._done = 0
-        self._since = 0.0
+    def __init__(self, revisions: Iterable[Revision], warmup: int) -> None:
+        """Take over what was decided."""
+        self.revisions: list[Revision] = []
+        self._warmup = warmup
+        self._corners: list[tuple[int, float, float]] = []  # step, position, and how far a step moves from there on
+        for revision in revisions:
+            self.revise(revision)
 
-    def step_done(self, step: int) -> int | None:
-        """Return the number of steps that the run will have, or None where more must be timed first.
+    def revise(self, revision: Revision) -> None:
+        """Add a decision about what follows its step."""
+        here = self.position(revision.step)
+        self.revisions.append(revision)
+        left = revision.total - revision.step
+        self._corners.append((revision.step, here, (self._length - here) / left if left > 0 else 0.0))
 
-        Twenty steps are timed, after three that are not; fewer where half of the time is gone before that. At least
-        half of what is left goes to steps: a run too short for its evaluations takes longer.
-        """
-        self._done += 1
-        now = self._clock.training_seconds
-        timed = self._done - _WARM
-        if timed <= 0:
-            self._since = now
-        in_time = self._clock.seconds < 0.5 * self._budget
-        if timed < _TIMED and in_time:
-            return None
-        seconds = (now - self._since) / timed if timed > 0 else now / self._done
-        other = self._other_seconds(seconds)
-        left = max(0.0, self._budget - self._clock.seconds)
-        return step + int(max(left - other, 0.5 * left) / max(seconds, 1e-9))
+    def position(self, step: int) -> float:
+        """Return how far a step is on the curve that the first revision fixed, in steps of that curve."""
+        index = bisect_right(self._corners, step, key=lambda corner: corner[0]) - 1
+        if index < 0:
+            return float(step)
+        corner, position, slope = self._corners[index]
+        return position + (step - corner) * slope
+
+    def total(self, step: int) -> int | None:
+        """Return the steps that the run is to have, as was decided up to `step`; None before the first decision."""
+        revision = self._in_force(step)
+        return None if revision is None else revision.total
+
+    def factor(self, step: int) -> float:
+        """Return the learning rate of the step after `step` steps, as a share of its peak."""
+        known = self._in_force(step) is not None
+        return learning_rate_factor(self.position(step), self._length if known else None, self._warmup)
+
+    def evaluation_is_due(self, step: int) -> bool:
+        """Return whether the held-out text is evaluated after `step` steps: evenly over the curve, and at the end."""
+        revision = self._in_force(step)
+        if revision is None or step == 0:
+            return False
+        before, now = (self._evaluations_until(at, revision.evaluations) for at in (step - 1, step))
+        return now > before or step == revision.total
+
+    def every(self, step: int) -> int:
+        """Return of how many windows of the held-out text the evaluation after `step` steps measures one."""
+        revision = self._in_force(step)
+        if revision is None:
+            return 1
+        return revision.last_every if step >= revision.total else revision.every
+
+    @property
+    def _length(self) -> int:
+        return self.revisions[0].total
+
+    def _in_force(self, step: int) -> Revision | None:
+        index = bisect_right(self.revisions, step, key=lambda revision: revision.step) - 1
+        return self.revisions[index] if index >= 0 else None
+
+    def _evaluations_until(self, step: int, evaluations: int) -> int:
+        return math.floor(evaluations * (self.position(step) / self._length + _ROUNDING))

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tmm_adapters.architecture import ModelConfig, config_to_dict, get_architecture
+from tmm_adapters.architecture import ModelConfig, get_architecture
 from tmm_adapters.checkpoints import checkpoints, newest_intact, step_of
-from tmm_adapters.files import WriteError
+from tmm_adapters.files import WriteError, discard
 from tmm_adapters.pretrained import save_params
 from tmm_core import use_backend
 from tmm_core.errors import InputError, TMMError
 
 from ..data.config import DataConfig
-from ..evaluation.baselines import baseline_costs
-from ..evaluation.measure import prompt_ids
-from ..progress import waiting
-from .data import open_data, prepare_data, with_vocabulary
+from .data import open_data
 from .display import Display, make_display
+from .environment import rank
 from .frameworks import Runtime, Trainer, TrainingFramework, choose, load
 from .interruption import Interruption
 from .job import Job
-from .loop import Loop, tokens_per_step
+from .loop import Loop, samples_per_step
+from .loop_state import LoopState
 from .options import TrainingOptions
+from .preparation import begun, description_of, prepared
 from .reporter import BITS, FINAL_SAMPLE_TOKENS, Reporter, resume_command
 from .resources import peak_memory
 from .runs import Run
+from .time_budget import Clock
 
 __all__ = ["begin", "resume", "with_defaults"]
 
@@ -44,6 +42,7 @@ def begin(
     data: DataConfig,
     options: TrainingOptions,
     out: Path | None,
+    start: Path | None = None,
 ) -> int:
     """Make a new run and train it; return the exit code: 0, or 130 and 143 where a signal ended it.
 
@@ -61,31 +60,30 @@ def begin(
         How to train.
     out : Path or None
         Where to; `runs/<architecture>-<preset>-<time>` unless given.
+    start : Path, optional
+        Folder of the model, of this configuration, whose parameters training begins with.
     """
-    name = choose(options.framework, config.model_type, training=True)
-    with _backend(options):
-        first = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun began
-        made = _created(preset, config, data, options, out, vocab_given=vocab_given) if first else None
-        with made or contextlib.nullcontext() as job:
-            framework = load(name)  # takes seconds: what is wrong with a text has been told by now
-            options = with_defaults(dataclasses.replace(options, framework=name), config, framework)
-            runtime = framework.make_runtime(options)
-            runtime.engine_name()  # refuses a bad choice
-            folder = runtime.in_first_process(lambda: None if job is None else _described(job, preset, data, options))
-        if job is None:
-            assert folder is not None
-            job = _open(Run.open(folder), options, check=False)
-        job = dataclasses.replace(job, options=options)
-        return _train(job, runtime, make_display(silent=not runtime.first), checkpoint=None)
+    description = description_of(
+        preset=preset, config=config, vocab_given=vocab_given, data=data, options=options, start=start
+    )
+    with contextlib.ExitStack() as stack:
+
+        def own() -> tuple[Run, bool]:
+            return stack.enter_context(begun(out, description))
+
+        return _first_session(options, config, own)
 
 
-def resume(run: Run, **changes: Any) -> int:
+def resume(run: Run, *, steps: int | None = None, **changes: Any) -> int:
     """Take `run` up again from its newest intact checkpoint; return the exit code.
 
     Parameters
     ----------
     run : Run
         As `Run.open` or `newest_run` give it.
+    steps : int, optional
+        A new number of steps for the whole run, which may be finished; the learning rate goes on as in a run of that
+        many.
     **changes
         Options that say how to compute, not what: `framework`, `device`, `backend`, `compile`, `report_to`.
 
@@ -94,23 +92,41 @@ def resume(run: Run, **changes: Any) -> int:
     LookupError
         If the framework that the run was trained by is not installed, and no other is asked for.
     ValueError
-        If the run is finished.
+        If the run is finished, or has done `steps` already.
     """
-    if run.description["finished"]:
-        raise InputError(f"the run {run.folder} is finished, nothing is left to resume: its model is {run.model}")
-    parsed = run.parsed()
-    options = dataclasses.replace(parsed.options, **changes)
-    name = choose(options.framework, parsed.config.model_type, training=True)
-    runtime = load(name).make_runtime(options)
-    display = make_display(silent=not runtime.first)
-    with _backend(options):
-        checkpoint, skipped = newest_intact(run.checkpoints)
+    config, _, options = run.parsed()
+    options = dataclasses.replace(options, **changes)
+    if not run.description["prepared"]:
+        options = options if steps is None else dataclasses.replace(options, steps=steps)
+        with contextlib.ExitStack() as stack:
+
+            def own() -> tuple[Run, bool]:
+                locked = stack.enter_context(run.locked())
+                run.describe(options=options.to_dict(), steps=options.steps)
+                return run, locked
+
+            return _first_session(options, config, own)
+    if run.description["finished"] and steps is None:
+        raise InputError(
+            f"the run {run.folder} is finished, its model is {run.model}; to train it longer: "
+            f"{resume_command(run)} --steps N, with more steps than the {run.records()[-1]['step']} that are done"
+        )
+    framework = load(choose(options.framework, config.model_type, training=True))
+    checkpoint, skipped = newest_intact(run.checkpoints)
+    if steps is not None:
+        options = dataclasses.replace(options, steps=steps)
+        _lengthen(run, checkpoint, options)
+    with _settings(framework, options), contextlib.ExitStack() as stack:
+        runtime = framework.make_runtime(options)
+        locked = runtime.in_first_process(lambda: stack.enter_context(run.locked()))
+        display = make_display(silent=not runtime.first)
         for reason in skipped:
             display.note(f"skipped {reason}")
         display.note(
             f"resuming from {checkpoint}" if checkpoint else "no intact checkpoint: beginning at the first step"
         )
-        return _train(_open(run, options, check=runtime.first), runtime, display, checkpoint=checkpoint)
+        job = _open(run, options, check=runtime.first)
+        return _train(job, runtime, display, checkpoint=checkpoint, locked=locked, clock=None)
 
 
 def with_defaults(options: TrainingOptions, config: ModelConfig, framework: TrainingFramework) -> TrainingOptions:
@@ -122,96 +138,103 @@ def with_defaults(options: TrainingOptions, config: ModelConfig, framework: Trai
     return dataclasses.replace(options, learning_rate=rate, precision=precision)
 
 
-def _backend(options: TrainingOptions) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if options.backend is None else use_backend(options.backend)
+def _first_session(options: TrainingOptions, config: ModelConfig, own: Callable[[], tuple[Run, bool]]) -> int:
+    """Prepare the run that `own` makes, or takes over, and train it."""
+    name = choose(options.framework, config.model_type, training=True)
+    display, job, locked = make_display(silent=rank() > 0), None, True
+    if rank() == 0:
+        run, locked = own()
+        job = prepared(run)
+    clock = Clock()
+    framework = load(name)
+    options = with_defaults(dataclasses.replace(options, framework=name), config, framework)
+    with _settings(framework, options):
+        runtime = framework.make_runtime(options)
+        runtime.engine_name()  # refuses a bad choice
+        folder = runtime.in_first_process(lambda: None if job is None else _ready(job.run, options))
+        if job is None:
+            job = _open(Run.open(Path(folder or "")), options, check=False)
+        job = dataclasses.replace(job, options=options)
+        return _train(job, runtime, display, checkpoint=None, locked=locked, clock=clock)
+
+
+def _ready(run: Run, options: TrainingOptions) -> Path:
+    """Write that a run is prepared, and with which options; return its folder."""
+    run.describe(options=options.to_dict(), prepared=True)
+    return run.folder
+
+
+def _lengthen(run: Run, checkpoint: Path | None, options: TrainingOptions) -> None:
+    """Give a run another number of steps; written when the run is locked."""
+    if checkpoint is None and run.description["finished"]:
+        raise InputError(
+            f"the run {run.folder} has no intact checkpoint left to go on from: begin a new run with its model, "
+            f"tmm train --from {run.folder}"
+        )
+    done = 0 if checkpoint is None else step_of(checkpoint)
+    if options.steps is not None and options.steps <= done:
+        raise InputError(
+            f"--steps {options.steps} is the length of the whole run, of which {done} steps are done: give more"
+        )
+    run.description |= {"options": options.to_dict(), "steps": options.steps, "plan": [], "finished": False}
+    run.description.pop("bits_per_byte", None)
 
 
 @contextlib.contextmanager
-def _created(
-    preset: str,
-    config: ModelConfig,
-    source: DataConfig,
-    options: TrainingOptions,
-    out: Path | None,
-    *,
-    vocab_given: bool,
-) -> Iterator[Job]:
-    """Make the folder of a new run, with all that training reads; nothing stays of it where the block fails."""
-    run = Run.create(out, f"{config.model_type}-{preset}")
-    try:
-        with waiting(f"reading {source.name}"):
-            data = prepare_data(run, source)
-        config = with_vocabulary(config, data.tokenizer, given=vocab_given)
-        job = Job.of(run, config, options, data)
-        longest = job.architecture.longest_text(config)
-        prompt_ids(options.prompt, data.tokenizer, longest)  # refuses one that is too long
-        run.description["baselines"] = baseline_costs(data.training, data.held_out)
-        yield job
-    except BaseException:
-        shutil.rmtree(run.folder, ignore_errors=True)
-        raise
-
-
-def _described(job: Job, preset: str, source: DataConfig, options: TrainingOptions) -> Path:
-    """Write what a new run is into its folder, which makes it one that can be resumed; return the folder."""
-    job.run.describe(
-        preset=preset,
-        config=config_to_dict(job.config),
-        data=source.to_dict(),
-        options=options.to_dict(),
-        steps=options.steps,
-        started=time.time(),
-        finished=False,
-    )
-    return job.run.folder
+def _settings(framework: TrainingFramework, options: TrainingOptions) -> Iterator[None]:
+    """Let the options decide how the block computes, whatever the environment says."""
+    with framework.settings(options), contextlib.ExitStack() as stack:
+        if options.backend is not None:
+            stack.enter_context(use_backend(options.backend))
+        yield
 
 
 def _open(run: Run, options: TrainingOptions, *, check: bool) -> Job:
-    """Return the job of a run that has begun."""
+    """Return the job of a run that is prepared."""
     parsed = run.parsed()
     return Job.of(run, parsed.config, options, open_data(run, parsed.data, check=check))
 
 
-def _train(job: Job, runtime: Runtime, display: Display, *, checkpoint: Path | None) -> int:
+def _train(
+    job: Job, runtime: Runtime, display: Display, *, checkpoint: Path | None, locked: bool, clock: Clock | None
+) -> int:
     """Train from `checkpoint` on, and finish the run unless interrupted."""
     run = job.run
-    with (
-        contextlib.ExitStack() as stack,
-        Interruption(silent=not runtime.first) as interruption,
-        _told_of_full_disks(run),
-    ):
-        locked = runtime.in_first_process(lambda: stack.enter_context(run.locked()))
+    state = LoopState() if checkpoint is None else LoopState.read(checkpoint)
+    with Interruption(silent=not runtime.first) as interruption, _told_how_to_go_on(run):
         if not locked:
             display.note(f"note: {run.folder} cannot be locked here: let no other process train this run meanwhile")
         trainer = runtime.trainer(job)
         reporter = Reporter(job, display)
-        first = 0 if checkpoint is None else step_of(checkpoint)
-        if runtime.first:
-            run.forget_after(first)
-        reporter.header(runtime, tokens_per_step(job, runtime))
-        loop = Loop(job, trainer, runtime, reporter, interruption, first_step=first)
-        missed_the_end = loop.total_steps is not None and first >= loop.total_steps
+        reporter.header(runtime, state, samples_per_step(job, runtime))
+        runtime.in_first_process(lambda: _take_up(run, state))
+        loop = Loop(job, trainer, runtime, reporter, interruption, state=state, clock=clock or Clock(state.seconds))
         if checkpoint is not None:
-            trainer.load(checkpoint, optimizer=not missed_the_end)
+            trainer.load(checkpoint, optimizer=not loop.at_end)
+        elif run.description["start"] is not None:
+            trainer.load(run.initial, optimizer=False)
         try:
-            if not missed_the_end:
-                stopped = loop.run()
-            else:
-                if not runtime.in_first_process(lambda: _evaluated(run, first)):
-                    loop.evaluate()  # a signal came in its turn
-                stopped = loop.stop_requested()
+            stopped = loop.run()
         finally:
             display.stop()
         if stopped:
-            display.note(f"saved after step {loop.step}; to go on: {resume_command(run)}")
+            display.note(f"saved after step {state.step}; to go on: {resume_command(run)}")
         elif runtime.first:
             _finish(job, trainer, loop, reporter, memory=peak_memory() + runtime.device_memory())
         trainer.end()
     return interruption.exit_code if stopped else 0  # a signal while the results were written came too late
 
 
+def _take_up(run: Run, state: LoopState) -> None:
+    """Put the files of a run back to where its checkpoint was written."""
+    run.describe()  # with another number of steps, perhaps
+    if run.model.is_dir():
+        discard(run.model)  # the run was finished, or nearly
+    run.go_back_to(state)
+
+
 @contextlib.contextmanager
-def _told_of_full_disks(run: Run) -> Iterator[None]:
+def _told_how_to_go_on(run: Run) -> Iterator[None]:
     """Say of files that cannot be written what is kept, and how to go on."""
     try:
         yield
@@ -234,22 +257,11 @@ def _finish(job: Job, trainer: Trainer, loop: Loop, reporter: Reporter, *, memor
     reporter.sample("what it writes now:", loop.sample(FINAL_SAMPLE_TOKENS)[0])
     plot_training(
         run.plot,
-        title=f"{job.architecture.title}, {run.description['preset']}, {loop.step:,} steps",
+        title=f"{job.architecture.title}, {run.description['preset']}, {loop.state.step:,} steps",
         curve=curve,
         baselines=run.description["baselines"],
         heatmap=job.architecture.heatmap(config, trainer.parameters(job.architecture.is_logged)),
     )
-    if not run.model.is_dir():
-        save_params(
-            run.model,
-            trainer.parameters(),
-            config,
-            job.data.tokenizer,
-            join_documents=job.options.join_documents,
-        )
+    save_params(run.model, trainer.parameters(), config, job.data.tokenizer, join_documents=job.options.join_documents)
     run.describe(finished=True, bits_per_byte=bits)
     reporter.done(bits, tokens, memory=memory)
-
-
-def _evaluated(run: Run, step: int) -> bool:
-    return any(record["step"] == step and BITS in record for record in run.records())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import jax
@@ -11,12 +12,13 @@ import jax
 from tmm_adapters.devices import jax_devices
 from tmm_core.errors import InputError
 
+from ..environment import launched, without_variables
 from ..job import Job
 from ..options import TrainingOptions
 from ..resources import engine_name
 from .trainer import JaxTrainer
 
-__all__ = ["JaxRuntime", "fast_at_bfloat16", "make_runtime"]
+__all__ = ["JaxRuntime", "fast_at_bfloat16", "make_runtime", "settings"]
 
 T = TypeVar("T")
 
@@ -24,6 +26,19 @@ T = TypeVar("T")
 def fast_at_bfloat16(device: str) -> bool:
     """Return whether `--device` is an accelerator: on CPUs, XLA multiplies bfloat16 as float32."""
     return bool(jax_devices(device)[0].platform != "cpu")
+
+
+@contextmanager
+def settings(options: TrainingOptions) -> Iterator[None]:
+    """Keep what JAX was told by the environment of precision and random numbers from a run with `options`."""
+    with (
+        without_variables("NVIDIA_TF32_OVERRIDE"),
+        jax.default_matmul_precision(None),
+        jax.default_prng_impl("threefry2x32"),
+        jax.threefry_partitionable(True),
+        jax.enable_x64(False),
+    ):
+        yield
 
 
 def make_runtime(options: TrainingOptions) -> JaxRuntime:
@@ -40,7 +55,7 @@ def make_runtime(options: TrainingOptions) -> JaxRuntime:
         raise InputError(
             f"--report-to {options.report_to} is for PyTorch: take --report-to none, and read metrics.jsonl of the run"
         )
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched() and os.environ["WORLD_SIZE"] != "1":
         raise InputError("torchrun is for PyTorch: one process of JAX trains on all devices, so start tmm without it")
     return JaxRuntime(jax_devices(options.device), options.precision)
 
@@ -78,9 +93,9 @@ class JaxRuntime:
         """Return what `function` returns: there is one process."""
         return function()
 
-    def total(self, number: float) -> float:
-        """Return the number of the only process."""
-        return float(number)
+    def totals(self, numbers: Sequence[float]) -> list[float]:
+        """Return the numbers of the only process."""
+        return [float(number) for number in numbers]
 
     def trainer(self, job: Job) -> JaxTrainer:
         """Return the model of `job`."""

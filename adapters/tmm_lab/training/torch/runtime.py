@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -14,14 +16,22 @@ from tmm_adapters.devices import torch_device
 from tmm_core.errors import InputError
 
 from ..display import counted
+from ..environment import LAUNCHER, launched, without_variables
 from ..job import Job
 from ..options import TrainingOptions
 from ..resources import engine_name
 from .trainer import TorchTrainer
 
-__all__ = ["TorchRuntime", "fast_at_bfloat16", "make_runtime"]
+__all__ = ["TorchRuntime", "fast_at_bfloat16", "make_runtime", "settings"]
 
 T = TypeVar("T")
+
+# Beginnings of the variables by which accelerate is told of precision, gradients, compilation, devices, plugins and
+# processes of MPI, and CUDA of its arithmetic. Options say all of it, and torchrun.
+_OVERRULED = (
+    *("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "FORK_LAUNCHED"),
+    *("PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_", "NVIDIA_TF32_OVERRIDE"),
+)
 
 
 def fast_at_bfloat16(device: str) -> bool:
@@ -30,6 +40,27 @@ def fast_at_bfloat16(device: str) -> bool:
     if kind == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return kind == "cpu" and bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+@contextmanager
+def settings(options: TrainingOptions) -> Iterator[None]:
+    """Keep what accelerate, its plugins and PyTorch are told by the environment from a run with `options`.
+
+    Raises
+    ------
+    ValueError
+        If the environment forbids what the options ask for.
+    """
+    for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"):
+        if options.compile and os.environ.get(name, "0") not in ("", "0"):
+            raise InputError(f"{name}={os.environ[name]} in the environment keeps --compile from compiling: unset it")
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with without_variables(*_OVERRULED, *(() if launched() else LAUNCHER)):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def make_runtime(options: TrainingOptions) -> TorchRuntime:
@@ -111,14 +142,15 @@ class TorchRuntime:
         result: T = box[0]
         return result
 
-    def total(self, number: float) -> float:
-        """Return the sum of the processes' numbers."""
+    def totals(self, numbers: Sequence[float]) -> list[float]:
+        """Return the sums of the processes' numbers, each over the processes."""
         if self.processes == 1:
-            return float(number)
-        # Held-out costs are sums of millions: float32, the accelerators' widest in places, has seven digits.
-        tensor = torch.tensor(float(number), device=self._accelerator.device)
+            return [float(number) for number in numbers]
+        tensor = torch.tensor([float(number) for number in numbers], dtype=torch.float64)
+        tensor = tensor.to(self._accelerator.device)
         torch.distributed.all_reduce(tensor)
-        return float(tensor)
+        found: list[float] = tensor.tolist()
+        return found
 
     def trainer(self, job: Job) -> TorchTrainer:
         """Return the model of `job`."""

@@ -1,0 +1,115 @@
+"""The folder of a new run, from its description to all that training reads.
+
+The description is written first. So a process that is killed while it reads a long text leaves a run that can be
+resumed, which prepares it again, or begun anew in the same folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tmm_adapters.architecture import ModelConfig, config_to_dict
+from tmm_adapters.checkpoints import DESCRIPTION
+from tmm_adapters.files import SUMS, sweep
+from tmm_adapters.pretrained import load_params, save_params
+
+from ..data.config import DataConfig
+from ..evaluation.baselines import baseline_costs
+from ..evaluation.measure import prompt_ids
+from ..progress import waiting
+from .data import prepare_data, with_vocabulary
+from .job import Job
+from .options import TrainingOptions
+from .runs import Run, require_new
+
+__all__ = ["begun", "description_of", "prepared"]
+
+
+def description_of(
+    *,
+    preset: str,
+    config: ModelConfig,
+    vocab_given: bool,
+    data: DataConfig,
+    options: TrainingOptions,
+    start: Path | None,
+) -> dict[str, Any]:
+    """Return the description of a run that is yet to be prepared; the arguments are those of `session.begin`."""
+    return {
+        "preset": preset,
+        "config": config_to_dict(config),
+        "vocab_given": vocab_given,
+        "data": data.to_dict(),
+        "options": options.to_dict(),
+        "start": None if start is None else str(start),
+        "steps": options.steps,
+        "plan": [],
+        "baselines": {},
+        "started": time.time(),
+        "prepared": False,
+        "finished": False,
+    }
+
+
+@contextmanager
+def begun(out: Path | None, description: dict[str, Any]) -> Iterator[tuple[Run, bool]]:
+    """Make the folder of a new run and keep it to this process; should the block fail before it is prepared, remove it.
+
+    Yields
+    ------
+    Run, bool
+        The run, and whether its folder is locked.
+    """
+    run = Run.create(out, f"{description['config']['model_type']}-{description['preset']}")
+    with run.locked() as locked:
+        require_new(run.folder)  # another process may have begun one meanwhile
+        run.describe(**description)
+        try:
+            yield run, locked
+        except BaseException:
+            if not run.description["prepared"]:
+                _clear(run)
+                (run.folder / DESCRIPTION).unlink(missing_ok=True)  # last: until then the run can be resumed
+                with suppress(OSError):  # a disk may be mounted there
+                    run.folder.rmdir()
+            raise
+
+
+def prepared(run: Run) -> Job:
+    """Write all that training reads into the folder of a run, as its description says; open it.
+
+    The options are still as the user gave them.
+    """
+    config, source, options = run.parsed()
+    _clear(run)
+    with waiting(f"reading {source.name}"):
+        data = prepare_data(run, source)
+    config = with_vocabulary(config, data.tokenizer, given=run.description["vocab_given"])
+    job = Job.of(run, config, options, data)
+    prompt_ids(options.prompt, data.tokenizer, job.architecture.longest_text(config))  # refuses one that is too long
+    if run.description["start"] is not None:
+        params, _, _ = load_params(run.description["start"])
+        weights = {name: np.asarray(array, np.float32) for name, array in params.items()}
+        save_params(run.initial, weights, config, data.tokenizer, join_documents=options.join_documents)
+    run.description |= {
+        "config": config_to_dict(config),
+        "baselines": baseline_costs(data.training, data.held_out),
+    }
+    return job
+
+
+def _clear(run: Run) -> None:
+    """Remove what an earlier attempt has left, but the description."""
+    sweep(run.folder)
+    for path in (run.tokenizer, run.folder / SUMS):
+        path.unlink(missing_ok=True)
+    for folder in (run.data, run.initial):
+        if folder.is_dir():
+            shutil.rmtree(folder)
