@@ -87,7 +87,8 @@ def test_resume_refuses_what_is_no_run_and_new_options(
 ) -> None:
     assert "is not the folder of a run" in refused("train", "--resume", tmp_path)
     assert f"there is no folder {tmp_path / 'x'}: check" in refused("train", "--resume", tmp_path / "x")
-    assert "leave out --batch, --steps" in refused("train", "--resume", tmp_path, "--steps", "3", "--batch", "2")
+    assert "leave out --batch, --seed" in refused("train", "--resume", tmp_path, "--seed", "3", "--batch", "2")
+    assert "leave out --from" in refused("train", "--resume", tmp_path, "--from", tmp_path)
     monkeypatch.chdir(tmp_path)
     assert "there is no run in" in refused("train", "--resume")
     (tmp_path / "runs" / "x").mkdir(parents=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tmm_adapters.checkpoints import checkpoints, newest_intact, step_of
 from tmm_lab.cli import main
+from tmm_lab.data.dataset import TrainingSamples
 from tmm_lab.training.runs import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -119,11 +122,32 @@ def test_a_description_that_was_edited_is_refused_wherever_it_is_read(
     assert "describes no run that can be used" in capsys.readouterr().err
 
 
-def test_a_step_that_has_become_another_is_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    """As on another number of devices; the same for a batch that was edited."""
+def test_a_step_of_another_size_goes_on_after_the_last_sample(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another number of devices: no sample is left out or read twice, and all that are read are counted."""
+    read: list[int] = []
+
+    def batch(self: TrainingSamples, indices: Sequence[int]) -> dict[str, NDArray[np.int64]]:
+        read.extend(indices)
+        return original(self, indices)
+
+    original = TrainingSamples.batch
+    monkeypatch.setattr(TrainingSamples, "batch", batch)
     run.describe(options={**run.description["options"], "batch": 3})
     assert main(["train", "--resume", str(run.folder)]) == 0
-    assert "note: a step trains on 48 tokens here, and did on 32:" in capsys.readouterr().out
+    assert "note: a step trains on 3 samples here, and did on 2:" in capsys.readouterr().out
+    done = 2 * STEPS
+    assert read == list(range(done, done + 3 * 3)), "two steps, and the batch that is read ahead"
+    last = run.records()[-1]
+    assert last["tokens"] == (done + 2 * 3) * 16
+    assert last["epoch"] == pytest.approx(last["tokens"] / tokens_per_pass(run))
+
+
+def tokens_per_pass(run: Run) -> float:
+    """Return the tokens of a pass, from the records of before."""
+    first = run.records()[0]
+    return first["tokens"] / first["epoch"]
 
 
 def test_a_run_that_was_told_to_end_earlier_ends_where_it_is(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

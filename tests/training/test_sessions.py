@@ -33,7 +33,9 @@ def test_the_second_signal_ends_at_once_but_not_an_echo_of_the_first(monkeypatch
 
 def test_a_finished_run_says_so(in_torch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--resume", str(in_torch)]) == 2
-    assert "is finished, nothing is left to resume" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is finished, its model is" in said
+    assert f"tmm train --resume {in_torch} --steps N, with more steps than the {STEPS} that are done" in said
 
 
 def test_one_process_at_a_time_trains_a_run(in_torch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

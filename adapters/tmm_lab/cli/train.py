@@ -55,8 +55,8 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
         type=Path,
         const=None,
         metavar="DIR",
-        help="resume the run in DIR, or the newest that is not finished, from its newest intact checkpoint; with --steps, it gets "
-        "another length, and a finished one goes on",
+        help="resume the run in DIR, or the newest that is not finished, from its newest intact checkpoint; --steps "
+        "gives it another length, and lets a finished one go on",
     )
     parser.add_argument(
         "--from",
