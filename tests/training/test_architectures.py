@@ -75,7 +75,7 @@ def test_it_is_measured_sampled_and_loaded(run: Path, text: Path, capsys: pytest
 
 def test_what_it_does_not_have_is_refused(run: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "generate", run, "--prompt", "the", "--framework", "jax")
-    assert "--framework jax does not compute this architecture: take torch" in said
+    assert "--framework jax does not compute the architecture 'bigram': choose --framework torch" in said
     assert "architecture 'bigram', which has no filters" in refused(capsys, "index", run)
     said = refused(capsys, "train", "--text", text, "--arch", "bigram", "--spread", "inf")
     assert "spread must be a finite number" in said

@@ -47,9 +47,13 @@ def test_platforms_that_jax_may_not_use_are_told(monkeypatch: pytest.MonkeyPatch
 
 
 def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="torchrun is for PyTorch"):
         make_runtime(TrainingOptions(device="cpu"))
+    monkeypatch.delenv("MASTER_ADDR")
+    make_runtime(TrainingOptions(device="cpu"))  # the others are left over
 
 
 def test_batches_that_are_not_full_cost_what_they_are(in_jax: Path) -> None:
