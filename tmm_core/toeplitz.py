@@ -175,7 +175,7 @@ def product(
     y = compute_matmul(
         xp, w, x, adjoint=adjoint, method=method, segment_ids=segment_ids, ordered=ordered, backend=backend
     )
-    return xp.reshape(y, shape)
+    return y if y.shape == shape else xp.reshape(y, shape)
 
 
 @one_operation

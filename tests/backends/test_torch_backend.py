@@ -1,8 +1,10 @@
 """What is Torch's own: differentiation, batching, compilation, memory. The laws themselves run in `test_laws.py`."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
+import itertools
 import pickle
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from support.requirements import library_or_skip
 from torch.autograd import forward_ad
 from torch.func import hessian, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import tmm_core
 from tmm_core._arrays import properties as arrays
@@ -65,6 +68,57 @@ def test_dual_numbers():
         torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, dense(dw, x) + dense(w, dx))
 
 
+class Subclass(torch.Tensor):
+    """A class of tensors that adds nothing."""
+
+
+def dual_beside_a_subclass(f, a, b):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(f(forward_ad.make_dual(a, a), b.as_subclass(Subclass))).tangent
+
+
+# Forward mode where operations are recorded or batched in other ways, and the same by other means.
+jacobian, second = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+FORWARD = {
+    "linearize": (
+        lambda f, *pair: torch.func.linearize(f, *pair)[1](*pair),
+        lambda f, *pair: jvp(f, pair, pair)[1],
+    ),
+    "dual": (dual_beside_a_subclass, lambda f, a, b: jvp(lambda a: f(a, b), (a,), (a,))[1]),
+    "jacobian": (
+        lambda f, *pair: jacobian(f, pair, vectorize=True, strategy="forward-mode"),
+        lambda f, *pair: jacobian(f, pair),
+    ),
+    "hessian": (
+        lambda f, *pair: second(
+            lambda *pair: f(*pair).sum(), pair, vectorize=True, outer_jacobian_strategy="forward-mode"
+        ),
+        lambda f, *pair: second(lambda *pair: f(*pair).sum(), pair),
+    ),
+    "func": (lambda f, a, b: hessian(lambda a: f(a, b).sum())(a), lambda f, a, b: second(lambda a: f(a, b).sum(), a)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, functools.partial(FlopCounterMode, display=False)])
+@pytest.mark.parametrize("way", FORWARD)
+def test_forward_mode_while_operations_are_recorded(way, mode):
+    recorded, plain = FORWARD[way]
+    w, x, g = draw(H, 3), draw(N, D), draw(N, D)
+
+    def dense_relate(x, g):
+        columns = [dense(torch.eye(3)[j].expand(H, 3).to(x), x) * g for j in range(3)]
+        return torch.stack([column.unflatten(-1, (H, -1)).sum((0, 2)) for column in columns], -1)
+
+    for engine in ("torch", "numpy"):
+        multiply = functools.partial(product, backend=engine)
+        relate = functools.partial(correlate, lags=3, heads=H, backend=engine)
+        for function, oracle, pair in ((multiply, dense, (w, x)), (relate, dense_relate, (x, g))):
+            with mode():
+                found = recorded(lambda *pair, f=function: f(*pair) ** 3, *pair)
+            torch.testing.assert_close(found, plain(lambda *pair, f=oracle: f(*pair) ** 3, *pair))
+
+
 # Batching ------------------------------------------------------------------------------------------------------------
 
 
@@ -76,6 +130,36 @@ def test_batched_cotangents():
         (batched,) = torch.autograd.grad(y, w, cotangents, is_grads_batched=True, retain_graph=True)
     each = [torch.autograd.grad(y, w, g, retain_graph=True)[0] for g in cotangents]
     torch.testing.assert_close(batched, torch.stack(each))
+
+
+@pytest.mark.parametrize("engine", ["torch", "numpy"])
+def test_batches_of_none(engine):
+    w, x, none = draw(H, 3), draw(N, D), slice(0, 0)
+
+    def multiply(w, x, ids):
+        return product(w, x, segment_ids=ids, backend=engine)
+
+    def relate(w, x, ids):
+        return correlate(x, x * w[:1, :1], lags=3, heads=H, segment_ids=ids, backend=engine)
+
+    def summed(batch, *arguments):
+        return batch(*arguments).sum()
+
+    wholes = (w[None][none], x[None][none], torch.zeros(0, N, dtype=torch.int64))
+    for batched in itertools.product((0, None), repeat=3):
+        if batched == (None,) * 3:
+            continue
+        one = (w, x, torch.zeros(N, dtype=torch.int64))
+        arguments = [a if dim is None else none_of for a, none_of, dim in zip(one, wholes, batched, strict=True)]
+        for function in (multiply, relate):
+            batch = vmap(function, batched)
+            assert batch(*arguments).shape == (0, *function(*one).shape)
+            if batched[0] is None:  # a sum over nothing
+                assert not torch.func.grad(summed, 1)(batch, *arguments).any()
+    lags, signals = draw(2, H, 3), draw(0, N, D)
+    together = vmap(vmap(lambda w, x: product(w, x, backend=engine), (0, None)), (None, 0))
+    assert together(lags, signals).shape == (0, 2, N, D)
+    assert together(lags[none], signals.new_zeros(2, N, D)).shape == (2, 0, N, D)
 
 
 # Compilation ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.model_variants import VARIANTS, random_ids, random_params
+from support.processes import run_python
 from torch import Tensor, nn
 
 from tmm_adapters.generation import Sampling
@@ -113,6 +115,48 @@ def test_the_default_device_does_not_matter(model):
     with torch.device("meta"):
         assert torch.equal(model.generate(IDS, 3, temperature=0, attention_mask=mask), expected)
         assert model.generate(IDS, 3, generator=torch.Generator("cpu")).shape == (2, 7)
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_does_not_matter(model, default):
+    expected = model.generate(IDS, 5, generator=torch.Generator().manual_seed(0))
+    torch.set_default_dtype(default)
+    try:
+        assert torch.equal(model.generate(IDS, 5, generator=torch.Generator().manual_seed(0)), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.slow
+def test_models_that_are_sharded_over_processes_continue_texts_alike(tmp_path):
+    script = f"""
+        import itertools, os, torch
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+        from tmm_adapters.torch import LanguageModel
+        from tmm_core import TMMConfig
+
+        torch.distributed.init_process_group(
+            "gloo", init_method="file://{tmp_path}/store", rank=int(os.environ["RANK"]), world_size=2
+        )
+        mesh = init_device_mesh("cpu", (2,))
+        config = TMMConfig(vocab_size=11, d_model=4, n_layers=2, n_heads=2, max_len=16)
+        ids, mask = torch.arange(8).reshape(2, 4), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+        expected = LanguageModel(config).generate(ids, 6, attention_mask=mask, temperature=0)
+        for parts, reshard in itertools.product(("blocks", "mixers", "none"), (True, False)):
+            model = LanguageModel(config)
+            for block in model.blocks:
+                if parts != "none":
+                    fully_shard(block if parts == "blocks" else block.mix, mesh=mesh, reshard_after_forward=reshard)
+            fully_shard(model, mesh=mesh)
+            register_fsdp_forward_method(model, "generate")
+            for _ in range(2):
+                assert torch.equal(model.generate(ids, 6, attention_mask=mask, temperature=0), expected)
+                model(ids, labels=ids)["loss"].backward()
+        torch.distributed.destroy_process_group()
+        """
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda rank: run_python(script, RANK=rank), "01"))
 
 
 def test_each_module_is_left_in_its_mode(model):

@@ -9,7 +9,7 @@ from typing import Any
 
 import array_api_compat as compat
 
-from ..errors import InputTypeError
+from ..errors import InputError, InputTypeError
 
 __all__ = [
     "Array",
@@ -20,6 +20,7 @@ __all__ = [
     "library_name",
     "library_of",
     "namespace_of",
+    "plain_memory",
     "share",
     "share_like",
 ]
@@ -140,10 +141,11 @@ def share(array: Array, target: ModuleType) -> Array:
             "choose backend='array_api', or call outside jit, grad and vmap"
         )
     before = dtype_name(array.dtype)
+    array = plain_memory(array)
     if before == "bfloat16":
         bfloat16 = _bfloat16(target)
         return share(array.view(source.int16), target).view(bfloat16)
-    array = _plain(array)
+    array = _described(array)
     try:
         shared = target.from_dlpack(array)
     except (BufferError, RuntimeError):  # some libraries take no read-only memory, JAX none with gaps
@@ -162,7 +164,39 @@ def share_like(array: Array, like: Array) -> Array:
     return share(array, namespace_of(like))
 
 
-def _plain(array: Array) -> Array:
+def plain_memory(array: Array) -> Array:
+    """Return `array` as one whose entries are in its memory as they are: the door to whatever reads memory.
+
+    Torch's may be conjugate or negative by a flag, zeros without memory, sparse, or kept gradients for; DLPack tells
+    nobody of a negative one, nor that there is no memory. Arrays of other libraries are returned as they are.
+
+    Raises
+    ------
+    TypeError
+        If a tensor's class keeps its entries elsewhere, as those of distributed tensors do.
+    ValueError
+        If a tensor's memory has been freed.
+    """
+    if not compat.is_torch_array(array):
+        return array
+    torch = sys.modules["torch"]
+    if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise InputTypeError(
+            f"expected tensors with memory of their own, and a {type(array).__name__} has none: pass the plain tensor "
+            "that it stands for (a DTensor's full_tensor() or to_local())"
+        )
+    if array.requires_grad:
+        array = array.detach()
+    if array.layout is not torch.strided:
+        array = array.to_dense()
+    if array._is_zerotensor():
+        return array.clone()
+    if array.numel() and not (array.is_meta or array.data_ptr()):
+        raise InputError("expected tensors with memory, and that of one has been freed: keep it until it has been used")
+    return array.resolve_conj().resolve_neg()
+
+
+def _described(array: Array) -> Array:
     """Return a NumPy array or scalar in a form that DLPack can describe, others as they are."""
     if not compat.is_numpy_array(array):
         return array

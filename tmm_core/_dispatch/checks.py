@@ -69,7 +69,7 @@ def _plain(name: str, array: Array) -> Array:
     if type(array) is sys.modules["numpy"].ndarray if "numpy" in sys.modules else False:
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     block = getattr(array, "_meta", array)  # what Dask's blocks are
-    if any(base.__name__ == "MaskedArray" for base in type(block).__mro__):
+    if any(base.__name__ in ("MaskedArray", "MaskedTensor") for base in type(block).__mro__):
         raise InputTypeError(
             f"{name} must have all its entries, and is a masked array: fill it first, for example by zeros"
         )

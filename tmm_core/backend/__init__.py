@@ -21,8 +21,8 @@ module and nothing else of `tmm_core`. What it holds:
   `StreamRecorder`, `FunctionalStream`;
 - descriptions, in `_registry.py`: `Backend`, `Rank`, `Request`; `get_backend` finds one by its name;
 - engines on arrays of any library, in `_run.py`: `run_matmul` and `run_correlate`, for bridges;
-- arrays: `share` and `share_like` hand buffers over, `library_of`, `namespace_of`, `device_kind`, `dtype_name`,
-  `result_dtype`, `computed_in` and `values_known` ask about them;
+- arrays: `share` and `share_like` hand buffers over, `plain_memory` makes them readable by address, `library_of`,
+  `namespace_of`, `device_kind`, `dtype_name`, `result_dtype`, `computed_in` and `values_known` ask about them;
 - the definition, to which an engine may hand what it does not compute: `definition_matmul`, `definition_correlate`,
   `LayerStream`, and its parts: documents (`by_segments`, …), non-finite entries (`split_finite`, `nan_mask_of_outputs`,
   …), pieces (`cut_into_pieces`), lengths of transforms (`fast_length`) and the error law (`error_factor`).
@@ -35,6 +35,7 @@ from .._arrays.exchange import (
     dtype_name,
     library_of,
     namespace_of,
+    plain_memory,
     share,
     share_like,
 )
@@ -133,6 +134,7 @@ __all__ = [
     "nan_mask_up_to",
     "nan_where",
     "numbered",
+    "plain_memory",
     "positions",
     "registered_backends",
     "result_dtype",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import array_api_compat as compat
 
-from .._arrays.exchange import Array, dtype_name
+from .._arrays.exchange import Array, dtype_name, plain_memory
 from .._arrays.properties import result_dtype_name, values_known
 from .._dispatch.checks import check_arrays, check_count, check_filter
 from ..errors import InputError, InputTypeError
@@ -179,7 +179,7 @@ def _on_host(w: Array) -> Numbers:
 
     xp, (w,) = check_arrays(w=w)
     if compat.is_torch_array(w):
-        w = w.detach().cpu().resolve_conj().resolve_neg()
+        w = plain_memory(w).cpu()
     if compat.is_cupy_array(w):
         w = w.get()
     if not values_known(w) and not compat.is_dask_array(w):

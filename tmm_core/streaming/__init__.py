@@ -115,8 +115,11 @@ def stream_plan(
 
 
 def _detached(a: Array) -> Array:
-    """Return an array that no gradients are kept for."""
-    return a.detach() if compat.is_torch_array(a) else a
+    """Return an array that no gradients are kept for, and the whole of one that is spread over processes."""
+    if not compat.is_torch_array(a):
+        return a
+    a = a.detach()
+    return a.full_tensor() if hasattr(a, "full_tensor") else a  # a DTensor's, which every process asks for
 
 
 def _table(xp: Any, by_head: Array) -> Array:

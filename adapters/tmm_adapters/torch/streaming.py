@@ -33,15 +33,17 @@ class DecodingPlan(lm.DecodingPlan):
     def __init__(self, model: StreamedModule, capacity: int, *, backend: str | None = None) -> None:
         """Plan the filters, and keep what the parameters were."""
         super().__init__(model, capacity, backend=backend)
-        # Tensors of inference mode have no version. A list that is compared whole takes a third of the time a step.
-        self._places = [
-            (module._parameters, name)
+        parameters = [
+            (module._parameters, name, parameter)
             for module in model.modules()
             for name, parameter in module._parameters.items()
             if parameter is not None
         ]
-        self._parameters: list[Any] = [places[name] for places, name in self._places]
-        self._ids = list(map(id, self._parameters))
+        # A DTensor's place is taken by the whole parameter whenever FSDP has gathered it.
+        fixed = [(places, name) for places, name, parameter in parameters if not hasattr(parameter, "full_tensor")]
+        # Tensors of inference mode have no version. A list that is compared whole takes a third of the time a step.
+        self._places, self._ids = fixed, [id(places[name]) for places, name in fixed]
+        self._parameters: list[Any] = [parameter for *_, parameter in parameters]  # keeps the ids theirs
         self._versioned = [parameter for parameter in self._parameters if not parameter.is_inference()]
         self._versions = self._current()
 

@@ -125,6 +125,8 @@ class Product(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         """Batch over `x` as more rows, over `w` as more heads."""
         size, (w_dim, x_dim, ids_dim, *_) = info.batch_size, in_dims
+        if size == 0:
+            return _none_of(Product, in_dims, w, x, segment_ids, engine, adjoint, method), 0
         x = _front(x, x_dim, size)
         if segment_ids is not None:
             segment_ids = _front(segment_ids, ids_dim, size)
@@ -137,7 +139,7 @@ class Product(torch.autograd.Function):
             return torch.stack(each), 0
         ids = None if segment_ids is None else segment_ids[0]
         y = _apply(Product, w.flatten(0, 1), _as_channels(x), ids, engine, adjoint, method)
-        return y.reshape(*y.shape[:-1], size, -1), y.ndim - 1
+        return y.reshape(*y.shape[:-1], size, x.shape[-1]), y.ndim - 1
 
 
 class Correlation(torch.autograd.Function):
@@ -203,6 +205,9 @@ class Correlation(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         """Batch as more heads."""
         size, (x_dim, g_dim, ids_dim, *_) = info.batch_size, in_dims
+        if size == 0:
+            arguments = (x, g, segment_ids, engine, lags, heads, kernel_size, method)
+            return _none_of(Correlation, in_dims, *arguments), 0
         x, g = _front(x, x_dim, size), _front(g, g_dim, size)
         if ids_dim is not None:  # heads share their documents: one by one
             assert segment_ids is not None
@@ -218,6 +223,12 @@ class Correlation(torch.autograd.Function):
 def _front(a: Tensor, dim: int | None, size: int) -> Tensor:
     """Return `a` with the batch in front, repeated where it has none."""
     return a.expand(size, *a.shape) if dim is None else a.movedim(dim, 0)
+
+
+def _none_of(operation: type[torch.autograd.Function], in_dims: tuple[int | None, ...], *arguments: Any) -> Tensor:
+    """Return a batch of no results, of the shape that they would have: none of a result for sums over no arguments."""
+    sums = [a if dim is None else a.sum(dim, dtype=a.dtype) for a, dim in zip(arguments, in_dims, strict=True)]
+    return _apply(operation, *sums)[None][:0]
 
 
 def _as_channels(a: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from tmm_core.backend import (
     Method,
     UnsupportedError,
     get_backend,
+    plain_memory,
     result_dtype_name,
     run_correlate,
     run_matmul,
@@ -66,8 +67,9 @@ def _is_plain(*tensors: Tensor | None) -> bool:
 
 def _product(w: Tensor, x: Tensor, ids: Tensor | None, engine: Engine, adjoint: bool, method: Method) -> Tensor:
     """Let the engine compute, at full precision whatever autocast says."""
+    w, x, ids = _in_memory(w, x, ids)
     with torch.autocast(x.device.type, enabled=False):
-        y: Tensor = run_matmul(engine, w.detach(), x.detach(), adjoint=adjoint, method=method, segment_ids=ids)
+        y: Tensor = run_matmul(engine, w, x, adjoint=adjoint, method=method, segment_ids=ids)
     return y
 
 
@@ -75,14 +77,23 @@ def _correlation(
     x: Tensor, g: Tensor, ids: Tensor | None, engine: Engine, lags: int, heads: int, kernel_size: int, method: Method
 ) -> Tensor:
     shape: Any = {"lags": lags, "heads": heads, "kernel_size": kernel_size}
+    x, g, ids = _in_memory(x, g, ids)
     with torch.autocast(x.device.type, enabled=False):
-        c: Tensor = run_correlate(engine, x.detach(), g.detach(), **shape, method=method, segment_ids=ids)
+        c: Tensor = run_correlate(engine, x, g, **shape, method=method, segment_ids=ids)
     return c
 
 
+def _in_memory(first: Tensor, second: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return tensors that any engine may read by address."""
+    return plain_memory(first), plain_memory(second), None if ids is None else plain_memory(ids)
+
+
 def _engine(name: str) -> Engine:
-    """Return the engine of a recorded operation, which has no tangents and says so in place of dropping them."""
-    if forward_ad._current_level >= 0:
+    """Return the engine of a recorded operation, which has no tangents and says so in place of dropping them.
+
+    Inside a `Function`, which computes them itself, forward mode is off.
+    """
+    if forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled():
         raise UnsupportedError(
             "compiled code has no forward mode: expected no active torch.autograd.forward_ad.dual_level around it; "
             "call torch.func.jvp inside the compiled function, or the uncompiled one"

@@ -22,6 +22,7 @@ from tmm_core.backend import (
     Streamer,
     StreamLayer,
     StreamState,
+    plain_memory,
 )
 
 __all__ = ["TensorStream", "handle_of", "record_step", "stream_by"]
@@ -43,17 +44,18 @@ class TensorStream(ExchangedStream):
 
 def stream_by(engine: Streamer, layer: StreamLayer) -> LayerStream:
     """Return the streams of a layer of tensors; an engine of NumPy arrays steps in memory that it shares with them."""
+    plain = _tokens_of(layer)
     if engine.owns(layer.lags):
-        return TensorStream(layer, engine.stream(layer), _tensors_of(layer), lambda y: y)
-    if engine.owns(torch.empty(0, device="cpu").numpy()):
-        inner = engine.stream(layer.handed_to(Tensor.numpy))
-        return ExchangedStream(layer, inner, _arrays_of(layer), torch.from_numpy)
+        return TensorStream(layer, engine.stream(layer), plain, lambda y: y)
+    if engine.owns(torch.empty(0, dtype=layer.lags.dtype, device="cpu").numpy()):
+        inner = engine.stream(layer.handed_to(lambda a: plain_memory(a).numpy()))
+        return ExchangedStream(layer, inner, _arrays_by(plain), torch.from_numpy)
     inner = engine.stream(layer.handed_to(engine.receive))
-    return ExchangedStream(layer, inner, lambda x: engine.receive(_checked(x)), torch.utils.dlpack.from_dlpack)
+    return ExchangedStream(layer, inner, lambda x: engine.receive(plain(x)), torch.utils.dlpack.from_dlpack)
 
 
-def _tensors_of(layer: StreamLayer) -> Callable[[Tensor], Tensor]:
-    """Return what makes of a tensor one whose entries are as they are in its memory."""
+def _tokens_of(layer: StreamLayer) -> Callable[[Tensor], Tensor]:
+    """Return what makes of a layer's tokens tensors whose memory may be read, and refuses those that it cannot."""
     device = layer.lags.device
 
     def plain(x: Tensor) -> Tensor:
@@ -61,28 +63,31 @@ def _tensors_of(layer: StreamLayer) -> Callable[[Tensor], Tensor]:
             raise InputTypeError("x must be a dense tensor, and is sparse: convert it by to_dense()")
         if x.device != device:
             raise InputError(f"expected arrays on one device, got x on {x.device} and w on {device}: move one")
-        return _checked(x).resolve_conj().resolve_neg()
+        _refuse_derivatives(x)
+        memory: Tensor = plain_memory(x)
+        return memory
 
     return plain
 
 
-def _arrays_of(layer: StreamLayer) -> Callable[[Tensor], object]:
+def _arrays_by(plain: Callable[[Tensor], Tensor]) -> Callable[[Tensor], object]:
     """Return what makes of a tensor the NumPy array of its memory."""
-    plain = _tensors_of(layer)
 
     def array(x: Tensor) -> object:
         if forward_ad._current_level >= 0:
-            _checked(x)
+            _refuse_derivatives(x)
         try:
-            return x.numpy()
+            if x.data_ptr():
+                return x.numpy()
         except (RuntimeError, TypeError):  # not plain memory here; to ask before would take each step's time
-            return plain(x).numpy()
+            pass
+        return plain(x).numpy()
 
     return array
 
 
-def _checked(x: Tensor) -> Tensor:
-    """Return a tensor that no gradients are kept for, since caches are written over; refuse it where they would be."""
+def _refuse_derivatives(x: Tensor) -> None:
+    """Refuse tokens that derivatives or a batch are kept for, since caches are written over."""
     if x.requires_grad and torch.is_grad_enabled():
         raise InputError(
             "streaming has no gradients, and x requires one: call it inside torch.no_grad(), or pass x.detach()"
@@ -93,7 +98,6 @@ def _checked(x: Tensor) -> Tensor:
             "streaming has no derivatives and no vmap, for caches are written over, and x belongs to one: pass plain "
             "tensors, and rows as the stream's batch"
         )
-    return x.detach() if x.requires_grad else x
 
 
 def handle_of(state: StreamState) -> Tensor:
