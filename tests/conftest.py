@@ -23,6 +23,16 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"TMM_TEST_REQUIRE names {', '.join(missing)}: not installed here")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def unhurried():
+    """Let no command say that it takes long: what tests read of it would depend on the machine."""
+    from tmm_lab import progress
+
+    before, progress._FIRST = progress._FIRST, 1e6
+    yield
+    progress._FIRST = before
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """Let Torch compute in one thread: for models of a few channels, threads only wait for each other."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tmm_core import TMMConfig, lm
 
 from .architecture import Architecture, Heatmap, JaxFunctions
+from .words import counted
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,8 +45,9 @@ class TMM(Architecture[TMMConfig]):
 
     def summary(self, config: TMMConfig) -> str:
         """Return layers, channels, heads and context."""
-        heads = f"{config.n_heads} heads" if config.n_heads else "flat"
-        return f"{config.n_layers} layers, {config.d_model} channels, {heads}, context {config.max_len}"
+        heads = counted(config.n_heads, "head") if config.n_heads else "flat"
+        layers, channels = counted(config.n_layers, "layer"), counted(config.d_model, "channel")
+        return f"{layers}, {channels}, {heads}, context {config.max_len:,}"
 
     def longest_text(self, config: TMMConfig) -> float:
         """Return the positions of the position bias, or infinity without one."""

@@ -97,7 +97,7 @@ def test_every_kind_of_model_is_analysed_and_drawn(
     shown = printed(model)
     assert len(rows_of(shown)) == filters + 1
     assert f"index of {filters} filters" in shown
-    assert "origin" in shown, "what a reader should see"
+    assert "turns around 0" in shown, "what a reader should see"
     assert shown.endswith(f"picture: {model / 'index.png'}\n")
     assert imread(model / "index.png").ndim == 3
     assert len(figures[0].axes) == 5 * fields.get("n_layers", 2) * fields.get("mix_layers", 1)
@@ -191,7 +191,7 @@ def test_runs_and_checkpoints_are_found(
     make(run / "model", n_layers=1, n_heads=2, max_len=8)
     monkeypatch.chdir(tmp_path)
     assert printed().endswith(f"picture: {Path('runs/one/index.png')}\n")
-    assert printed(run).startswith(f"{run / 'model'}: 1 layers of 2 heads, 8 lags; matrices on n = 8 tokens")
+    assert printed(run).startswith(f"{run / 'model'}: 1 layer of 2 heads, 8 lags; matrices on n = 8 tokens")
     assert printed(run / "model", "--plot", tmp_path / "x.PDF").endswith("x.PDF\n")
     assert (tmp_path / "x.PDF").read_bytes().startswith(b"%PDF")
 

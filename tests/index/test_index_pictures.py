@@ -15,6 +15,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from support.index_models import lags_of, make, make_run, rows_of
+from support.processes import run_python
 
 from tmm_adapters.pretrained import write_tensors
 from tmm_core import TMMConfig
@@ -181,3 +182,39 @@ def test_the_run_of_a_model_is_found(tmp_path: Path, printed: Callable[..., str]
     run = make_run(tmp_path / "run", config, {3: lags_of(config)})
     make(run / "model", n_layers=1, n_heads=2, max_len=8)
     assert f"picture: {run / 'index-over-time.png'}" in printed(run / "model", "--over-time")
+
+
+def test_symbols_of_many_lags_are_drawn_by_their_turns_which_end_at_the_index(
+    tmp_path: Path, printed: Callable[..., str], figures: list[Figure]
+) -> None:
+    """Random lags, whose symbols pass the origin more closely than a grid of angles shows."""
+    model = make(tmp_path / "model", n_layers=2, n_heads=4, max_len=100, lag_init="normal")
+    plain = json.loads(printed(model, "--json"))["filters"]
+    ends = [line.get_ydata()[-1] for row in (0, 1) for line in figures[0].axes[5 * row + 1].lines[:4]]
+    np.testing.assert_allclose(ends, [f["index"] for f in plain], atol=1e-6)
+    assert len({f["index"] for f in plain}) > 4
+
+
+def test_neither_backend_nor_style_of_the_environment_touches_a_picture(tmp_path: Path) -> None:
+    """Notebooks hand a backend to the commands of their cells; a style may ask for a TeX that is not there."""
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.size: 40\nfigure.dpi: 13\n")
+    code = f"""
+        from pathlib import Path
+        from support.index_models import make
+        from tmm_lab.cli import main
+        from tmm_lab.training.plots import plot_training
+        folder = Path({str(tmp_path)!r})
+        assert main(["index", str(make(folder / "model"))]) == 0
+        curve = [(1, 2.0), (2, 1.0)]
+        plot_training(folder / "run.png", title="run", curve=curve, training=curve, baselines={{}}, heatmap=None)
+        import matplotlib, os
+        assert os.environ["MPLBACKEND"] == "module://nowhere.at_all", "what others are told stays"
+        assert matplotlib.rcParams["font.size"] == 40, "and so does the style of other pictures"
+        """
+    run_python(
+        code,
+        MPLBACKEND="module://nowhere.at_all",
+        MATPLOTLIBRC=str(tmp_path),
+        PYTHONPATH=str(Path(__file__).parent.parent),
+    )
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")

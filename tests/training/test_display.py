@@ -25,9 +25,9 @@ def show(display: Display) -> None:
 @pytest.mark.parametrize(
     ("width", "numbers"),
     [
-        (36, ["60/12000", "loss 2.346", "1:15 left"]),
-        (64, ["60/12000", "loss 2.346", "12,346 tok/s", "1:15 left"]),
-        (200, ["60/12000", "loss 2.346", "12,346 tok/s", "1:15 left"]),
+        (36, ["60/12000", "2.346 bits/byte", "1:15 left"]),
+        (80, ["60/12000", "loss 2.346 bits/byte", "12,346 tok/s", "1:15 left"]),
+        (200, ["60/12000", "loss 2.346 bits/byte", "12,346 tok/s", "1:15 left"]),
     ],
 )
 def test_a_terminal_is_never_overrun_and_no_number_cut_short(width: int, numbers: list[str]) -> None:
@@ -54,7 +54,7 @@ def test_a_file_has_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch:
     show(PlainDisplay())
     said = capsys.readouterr().out
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", said)
-    assert "step 60/12000  loss 2.346  12,346 tokens/s  1:15 left\n" in said
+    assert "step 60/12000  loss 2.346 bits/byte  12,346 tokens/s  1:15 left\n" in said
     assert "  The [bold]list[/bold] ·[31m\n  :smile: word" in said, "blank lines are left out"
 
 

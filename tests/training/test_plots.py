@@ -45,7 +45,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def draw(path: Path, config: TMMConfig, curve: list[tuple[int, float]]) -> None:
     heatmap = TMM().heatmap(config, lm.init_params(config, np.random.default_rng(0)))
-    plots.plot_training(path, title="run", curve=curve, baselines=BASELINES, heatmap=heatmap)
+    training = [(tokens, bits - 0.1) for tokens, bits in curve]
+    plots.plot_training(path, title="run", curve=curve, training=training, baselines=BASELINES, heatmap=heatmap)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tmm_adapters.pretrained import joins_documents, read_config
 from tmm_adapters.tokenizers import require_tokenizer
+from tmm_adapters.words import counted
 from tmm_core.errors import InputError
 
 from ..progress import waiting
@@ -59,7 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
     from ..data.text import write_text
     from ..data.tokens import bits_per_byte, write_tokens
     from ..evaluation.measure import held_out_nats
-    from ..training.display import counted
     from ..training.frameworks import choose, open_model
 
     framework = choose(arguments.framework, read_config(folder).model_type)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import read_config
 from tmm_adapters.tokenizers import require_tokenizer
+from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError
 
 from ..progress import waiting
@@ -126,8 +127,6 @@ def _lines(path: Path) -> list[str]:
 
 def _metrics(writing: Writing, longest: float) -> str:
     """Return how fast the model read and wrote, and why texts are shorter than asked for."""
-    from ..training.display import counted
-
     n_tokens = sum(row.n_tokens for row in writing.written)
     parts = [
         f"{counted(writing.prompt_tokens, 'prompt token')} and the first of the text in {writing.prompt_seconds:.2f} s",
@@ -139,8 +138,8 @@ def _metrics(writing: Writing, longest: float) -> str:
         parts.append(f"{of.format(ends.count('text'))} came to an end")
     if "context" in ends:
         parts.append(
-            f"{of.format(ends.count('context'))} stopped at {longest:.0f} tokens with the prompt, the most that the "
-            "model reads"
+            f"{of.format(ends.count('context'))} stopped at {counted(int(longest), 'token')} with the prompt, the most "
+            "that the model reads"
         )
     return "; ".join(parts)
 

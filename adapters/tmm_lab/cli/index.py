@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmm_adapters.pretrained import WEIGHTS, read_config, read_tensors
+from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError
 
 from ..progress import waiting
@@ -99,7 +100,7 @@ def _now(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"model": str(source), "n": n, "filters": [plain(r) for r in reports]}, indent=2))
     else:
-        print(f"{source}: {size_of(config)}; matrices on n = {n} tokens\n")
+        print(f"{source}: {size_of(config)}; matrices on n = {counted(n, 'token')}\n")
         print_table(filter_table(reports, config))
         print(f"\n{summary}\n{WHAT_TO_SEE}")
     if not arguments.no_plot:
@@ -144,7 +145,7 @@ def _over_time(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps({"run": str(run.folder), "steps": steps, "n": n, "filters": rows}, indent=2))
     else:
-        print(f"{run.folder}: {size_of(config)}; the index at {len(steps)} evaluations, by step\n")
+        print(f"{run.folder}: {size_of(config)}; the index at {counted(len(steps), 'evaluation')}, by step\n")
         shown = sorted({round(t) for t in np.linspace(0, len(steps) - 1, _MOST_STEPS)})
         print_table(table_over_time(evaluations[-1], steps, found, shown, config))
         print(f"\n{summary}\n{WHAT_TO_SEE_OVER_TIME}")
@@ -163,7 +164,7 @@ def _warn_if_slow(matrices: int, n: int) -> None:
 
     if matrices * min(n, DENSE) ** 3 > _SLOW:
         quicker = f"; --length {_LENGTH} is quicker" if n > _LENGTH else ""
-        print(f"note: {matrices} matrices on {n} tokens take a while{quicker}", file=sys.stderr)
+        print(f"note: {matrices} matrices on {counted(n, 'token')} take a while{quicker}", file=sys.stderr)
 
 
 def _chosen_backend() -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ..figures import own_style  # first: it imports Matplotlib, whatever the environment says of its backend
+
+# isort: split
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +18,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError, NotAFileError
 
 __all__ = ["GREY", "colours_of", "draw_heatmap", "draw_key", "draw_rows", "lag_axis", "require_picture", "thin"]
@@ -22,7 +26,8 @@ __all__ = ["GREY", "colours_of", "draw_heatmap", "draw_key", "draw_rows", "lag_a
 GREY = "#666666"
 # Okabe and Ito's palette, which colour-blind readers tell apart; more curves than it has get a scale.
 _PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#9A8B00")
-_WIDTH, _ROW, _GAP, _TOP = 15.0, 2.9, 0.65, 1.35  # inches; a row is a panel and the gap below it
+_WIDTH, _ROW, _GAP, _TOP = 15.0, 2.9, 0.65, 1.55  # inches; a row is a panel and the gap below it
+_HEADING = 0.12  # inches between a heading and its panels
 _DPI = 110
 _ROWS_A_PAGE = 4  # of a PDF
 _MOST_ROWS = 200  # of a PNG: the renderer ends at 2^16 pixels
@@ -86,13 +91,14 @@ def draw_rows(
         If the file cannot be written.
     """
     require_picture(path, len(rows))
-    if path.suffix.lower() == ".png":
-        next(_pages([rows], draw, columns, title)).savefig(path, format="png", pil_kwargs={"compress_level": 3})
-        return
-    pages = [rows[first : first + _ROWS_A_PAGE] for first in range(0, len(rows), _ROWS_A_PAGE)]
-    with PdfPages(path) as pdf:
-        for figure in _pages(pages, draw, columns, title):
-            pdf.savefig(figure)
+    with own_style():
+        if path.suffix.lower() == ".png":
+            next(_pages([rows], draw, columns, title)).savefig(path, format="png", pil_kwargs={"compress_level": 3})
+            return
+        pages = [rows[first : first + _ROWS_A_PAGE] for first in range(0, len(rows), _ROWS_A_PAGE)]
+        with PdfPages(path) as pdf:
+            for figure in _pages(pages, draw, columns, title):
+                pdf.savefig(figure)
 
 
 def _pages(
@@ -112,7 +118,7 @@ def _pages(
                 width_ratios=widths,
                 gridspec_kw={
                     "left": 0.012,
-                    "right": 0.985,
+                    "right": 0.965,
                     "top": 1 - _TOP / height,
                     "bottom": _GAP / height,
                     "wspace": 0.045 * len(columns),
@@ -120,7 +126,8 @@ def _pages(
                 },
             )
         for axes, heading in zip(panels[0], headings, strict=True):
-            axes.set_title(heading, loc="left", fontsize=10, fontweight="bold")
+            place = axes.get_position(original=True)  # some panels are made narrower for the sake of their aspect
+            figure.text(place.x0, place.y1 + _HEADING / height, heading, fontsize=10, fontweight="bold")
         for axes, row in zip(panels, rows, strict=True):
             draw(axes, row)
         yield figure
@@ -137,9 +144,9 @@ def draw_key(axes: Axes, name: str, texts: Mapping[int, str], colours: Sequence[
         lines = [f"head {head}: {text}" if list(texts) != [1] else text for head, text in texts.items()]
     else:
         counts = Counter(texts.values()).most_common()
-        lines = [f"{text}: {count} heads" if count > 1 else f"{text}: 1 head" for text, count in counts[:_KEY_LINES]]
+        lines = [f"{text}: {counted(count, 'head')}" for text, count in counts[:_KEY_LINES]]
         if len(counts) > _KEY_LINES:
-            lines[-1] = f"others: {sum(count for _, count in counts[_KEY_LINES - 1 :])} heads"
+            lines[-1] = f"others: {counted(sum(count for _, count in counts[_KEY_LINES - 1 :]), 'head')}"
         colours = [GREY] * len(lines)
     for i, (line, colour) in enumerate(zip(lines, colours, strict=True)):
         place = 0.9 - (i + 0.5) * 0.9 / max(len(lines), 8)
@@ -147,7 +154,7 @@ def draw_key(axes: Axes, name: str, texts: Mapping[int, str], colours: Sequence[
 
 
 def draw_heatmap(axes: Axes, rows: NDArray[Any], *, label: str = "lag (tokens back)") -> QuadMesh:
-    """Draw rows of numbers from -1 to 1 in colours, the first row above, on an axis of lags."""
+    """Draw rows of numbers from -1 to 1 in colours, the first row above, on an axis of lags, with a scale beside."""
     # Lag j spans [j + 1/2, j + 3/2) here: a logarithmic axis has no zero.
     edges = np.arange(rows.shape[1] + 1) + 0.5
     mesh = axes.pcolormesh(
@@ -156,6 +163,8 @@ def draw_heatmap(axes: Axes, rows: NDArray[Any], *, label: str = "lag (tokens ba
     lag_axis(axes, rows.shape[1], edge=0.5, label=label)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
+    beside = axes.inset_axes((1.015, 0.2, 0.012, 0.6))
+    beside.figure.colorbar(mesh, cax=beside, ticks=(-1, 0, 1))
     return mesh
 
 

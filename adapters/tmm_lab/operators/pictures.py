@@ -10,22 +10,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patheffects import withStroke
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-
-from tmm_core.index import toeplitz_symbol
 
 from .filters import Filter, FilterReport
 from .panels import GREY, colours_of, draw_heatmap, draw_key, draw_rows, lag_axis, thin
+from .symbol_panels import CURVES, draw_magnitudes, draw_symbols, draw_turns, index_text
 from .tables import WHAT_TO_SEE, WHAT_TO_SEE_OVER_TIME
 
 __all__ = ["plot_filters", "plot_over_time"]
 
-_BESIDE, _BELOW = 2.3, 2.9  # radii from one symbol to the next
-_MOST_NAMED_ACROSS = 6
-_MOST_POINTS = 1 << 16  # of a curve, unless it may turn half as often
-_BINS = 128  # of angles
 _HEADS_A_ROW = 8
 _MOST_PARTED = 512  # filters whose layers are parted into several rows
 _EPS = float(np.finfo(np.float64).eps)
@@ -53,25 +47,26 @@ def plot_filters(path: Path, reports: Sequence[FilterReport], *, title: str) -> 
         If the file cannot be written.
     """
     two = any(r.filter.product == 2 for r in reports)
+    curves = len(reports[0].filter.diagonal) <= CURVES
     rows = [[reports[i] for i in row] for row in _rows([r.filter for r in reports])]
 
     def draw(axes: Sequence[Axes], row: Row) -> None:
         colours = colours_of(len(row))
-        draw_key(axes[0], _name(row[0].filter, two), {r.filter.head: _index_text(r) for r in row}, colours)
+        draw_key(axes[0], _name(row[0].filter, two), {r.filter.head: index_text(r) for r in row}, colours)
         finite = [(r, colour) for r, colour in zip(row, colours, strict=True) if r.section is not None]
         if not finite:
             for ax in axes[1:]:
                 ax.set_axis_off()
             axes[1].text(0, 0.5, "no finite lags", transform=axes[1].transAxes, color=GREY)
             return
-        _draw_symbols(axes[1], finite)
+        (draw_symbols if curves else draw_turns)(axes[1], finite)
         _draw_lags(axes[2], finite)
-        _draw_magnitudes(axes[3], finite)
+        draw_magnitudes(axes[3], finite)
         _draw_singular_values(axes[4], finite)
 
     columns = [
         ("index", 0.085),
-        ("symbol of each head", 0.225),
+        ("symbol of each head" if curves else "turns of the symbol around 0", 0.225),
         ("lags", 0.235),
         ("magnitude of the symbol", 0.22),
         ("singular values", 0.218),
@@ -145,46 +140,6 @@ def _rows(filters: Sequence[Filter]) -> list[list[int]]:
     return [layer[first : first + _HEADS_A_ROW] for layer in layers for first in range(0, len(layer), _HEADS_A_ROW)]
 
 
-def _draw_symbols(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
-    """Draw each symbol around an origin of its own, over its largest value: the index does not see scale."""
-    width, height = axes.get_window_extent().size
-    # As large as possible: as many beside each other as makes the smaller of the two scales largest.
-    across = max(
-        range(1, len(row) + 1), key=lambda a: min(width / (_BESIDE * a), height / (_BELOW * -(-len(row) // a)))
-    )
-    down = -(-len(row) // across)
-    places = np.arange(len(row))
-    origins = _BESIDE * (places % across) - 1j * _BELOW * (places // across)
-    circle = np.append(np.exp(1j * np.linspace(0, 2 * math.pi, 100)), np.nan)  # a gap before the next one
-    circles = (origins[:, None] + circle).ravel()
-    axes.plot(circles.real, circles.imag, color="#cccccc", linewidth=0.5, zorder=1)
-    for origin, (r, colour) in zip(origins, row, strict=True):
-        a = _symbol(r.filter.diagonal)
-        a = origin + a / (np.abs(a).max() or 1.0)
-        style = thin(len(row), len(a))
-        style["linewidth"] /= math.sqrt(across)
-        axes.plot(a.real, a.imag, color=colour, **style)
-        if across <= _MOST_NAMED_ACROSS:
-            axes.text(
-                origin.real, origin.imag + 1.08, _index_text(r), fontsize=8, color=colour, ha="center", va="bottom"
-            )
-    axes.plot(
-        origins.real,
-        origins.imag,
-        linestyle="none",
-        color="black",
-        marker="+",
-        markersize=22 / across,
-        markeredgewidth=1.6,
-        path_effects=[withStroke(linewidth=4, foreground="white")],
-        zorder=4,
-    )
-    axes.set_aspect("equal")
-    axes.set_xlim(-_BESIDE / 2, _BESIDE * (across - 0.5))
-    axes.set_ylim(_BELOW / 2 - _BELOW * down - 0.2, _BELOW / 2 + 0.2)
-    axes.set_axis_off()
-
-
 def _draw_lags(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
     for r, colour in row:
         w = r.filter.diagonal
@@ -194,29 +149,6 @@ def _draw_lags(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
     axes.axhline(0, color=GREY, linewidth=0.6, zorder=1)
     lag_axis(axes, max(len(r.filter.diagonal) for r, _ in row), edge=0.9)
     axes.margins(y=0.08)
-
-
-def _draw_magnitudes(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
-    """Draw the magnitudes from angle 0 to pi; where they vary too fast to be drawn, their least and greatest values."""
-    lowest, highest = math.inf, 0.0
-    for r, colour in row:
-        a = np.abs(_symbol(r.filter.diagonal))
-        half = a[: len(a) // 2]  # real lags: the other half mirrors it
-        bins = half.reshape(min(len(half), _BINS), -1)
-        least, greatest = bins.min(axis=1), bins.max(axis=1)
-        places = (np.arange(len(bins)) + 0.5) / len(bins)
-        axes.fill_between(places, least, greatest, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(places, np.where(least > 0, least, np.nan), color=colour, linewidth=0.9)
-        lowest, highest = min(lowest, float(least.min())), max(highest, float(greatest.max()))
-    axes.set_yscale("log")
-    axes.minorticks_off()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=4))
-    axes.yaxis.set_major_formatter("{x:g}")
-    if highest > 0:
-        axes.set_ylim(max(lowest, 1e-12 * highest) / 1.5, highest * 1.5)
-    axes.set_xlim(0, 1)
-    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "π/4", "π/2", "3π/4", "π"])
-    axes.set_xlabel("frequency (radians per token)")
 
 
 def _draw_singular_values(axes: Axes, row: Sequence[tuple[FilterReport, Any]]) -> None:
@@ -262,20 +194,9 @@ def _draw_lags_over_time(axes: Axes, lags: NDArray[Any], heads: Sequence[int]) -
     axes.set_ylabel("head", labelpad=5)
 
 
-def _symbol(w: NDArray[Any]) -> NDArray[Any]:
-    """Return the symbol on a closed circle, at as many angles as its curve takes to look smooth."""
-    turns = 2 ** math.ceil(math.log2(len(w)))  # at most
-    a = toeplitz_symbol(w, points=max(512, min(16 * turns, _MOST_POINTS), 2 * turns))
-    return np.append(a, a[0])
-
-
 def _name(f: Filter, two_products: bool) -> str:
     """Return what to call a filter's layer."""
     return f"layer {f.layer}" + (f", T{f.product}" if two_products else "")
-
-
-def _index_text(r: FilterReport) -> str:
-    return "no index" if r.index.index is None else str(r.index.index)
 
 
 def _whole(value: float) -> str:

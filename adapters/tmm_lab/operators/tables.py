@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from tmm_adapters.words import counted
 from tmm_core import TMMConfig
 
 from .filters import Filter, FilterReport
@@ -26,15 +27,15 @@ __all__ = [
 
 
 WHAT_TO_SEE = (
-    "Each curve is the symbol of a filter. Its index is minus the number of clockwise turns around the origin (+): 0 "
-    "is invertible, -1 is like the shift by one token.\n"
-    "The matrix on n tokens forgets as many tokens as singular values vanish: minus the index where n is much larger "
-    "than the lags, else the number of zeros well inside the circle."
+    "The index of a filter counts how often its symbol turns around 0, against the clock: 0 means invertible, -1 is "
+    "the index of the shift by one token.\n"
+    "The matrix on n tokens loses one token for each singular value that vanishes. Their number is minus the index if "
+    "n is much larger than the number of lags; otherwise it is often smaller."
 )
 WHAT_TO_SEE_OVER_TIME = (
-    "An index jumps where the curve of the symbol crosses the origin. The matrix on n tokens forgets as many tokens as "
-    "singular values vanish; the shift by one token forgets one.\n"
-    "Lags that keep their colour from top to bottom did not change in training."
+    "An index jumps when the curve of the symbol crosses 0. The matrix on n tokens loses one token for each singular "
+    "value that vanishes; the shift by one token loses one.\n"
+    "A lag that keeps its colour from top to bottom of a band did not change in training."
 )
 
 
@@ -107,14 +108,14 @@ def _index_cell(index: int | None) -> str:
 
 def size_of(config: TMMConfig) -> str:
     """Return how many filters a model has, of how many lags."""
-    each = f"{config.n_heads} heads" if config.n_heads else "one filter"
+    each = counted(config.n_heads, "head") if config.n_heads else "one filter"
     kernel = (
         f", kernels over {config.kernel_size} channels, of which the own one is analysed"
         if config.kernel_size > 1
         else ""
     )
     products = " and two products" if config.mix_layers == 2 else ""
-    return f"{config.n_layers} layers of {each}{products}, {config.lags} lags{kernel}"
+    return f"{counted(config.n_layers, 'layer')} of {each}{products}, {counted(config.lags, 'lag')}{kernel}"
 
 
 def summary_of(indices: Sequence[int | None], vanishing: Sequence[int | None]) -> str:
@@ -123,7 +124,7 @@ def summary_of(indices: Sequence[int | None], vanishing: Sequence[int | None]) -
     >>> summary_of([-1, 0, -1, None], [1, 0, 1, None])
     'index of 4 filters: 0 in 1, -1 in 2, none in 1; singular values that vanish: 0 in 1, 1 in 2, unknown in 1'
     """
-    filters = f"{len(indices)} filter{'s'[: len(indices) != 1]}"
+    filters = counted(len(indices), "filter")
     return f"index of {filters}: {_counts(indices)}; singular values that vanish: {_counts(vanishing, 'unknown')}"
 
 

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from ..progress import shown_in
 
-__all__ = ["Display", "PlainDisplay", "Silence", "TerminalDisplay", "counted", "duration", "make_display", "printable"]
+__all__ = ["Display", "PlainDisplay", "Silence", "TerminalDisplay", "duration", "make_display", "printable"]
 
 _PLAIN_SECONDS = 10.0  # between two lines in a file
-_WIDE = 64  # columns in which all metrics have room beside a bar; in fewer, some are left out
+_WIDE = 80  # columns in which all metrics have room beside a bar; in fewer, some are left out
 
 
 class Display(Protocol):
@@ -35,7 +35,7 @@ class Display(Protocol):
         """Begin to follow the steps of a run, of which `step` are done; `total` is None while it is unknown."""
 
     def step(self, step: int, total: int | None, *, loss: float | None, rate: float | None, left: float | None) -> None:
-        """Show that `step` is done: last loss (nats a token), rate (tokens per second), seconds left."""
+        """Show that `step` is done: last loss (bits per byte), rate (tokens per second), seconds left."""
 
     def sample(self, caption: str, text: str) -> None:
         """Show what the model wrote."""
@@ -58,7 +58,7 @@ class TerminalDisplay:
     def __init__(self, console: Console) -> None:
         """Show on `console`."""
         self._console = console
-        wide = console.width >= _WIDE
+        self._wide = wide = console.width >= _WIDE
         bar = (BarColumn(bar_width=None), TaskProgressColumn("{task.percentage:>3.0f}%")) if wide else ()
         self._progress = Progress(
             *bar,
@@ -97,7 +97,7 @@ class TerminalDisplay:
             completed=step,
             total=total,
             steps=f"{step}/{total}" if total else f"step {step}, measuring its speed",
-            loss="" if loss is None else f"loss {loss:.3f}",
+            loss="" if loss is None else f"{'loss ' if self._wide else ''}{loss:.3f} bits/byte",
             rate="" if rate is None else f"{rate:,.0f} tok/s",
             left="" if left is None else f"{duration(left)} left",
         )
@@ -142,7 +142,7 @@ class PlainDisplay:
             return
         self._shown = now
         end = "" if left is None else f"  {duration(left)} left"
-        self.note(f"step {step}/{total or '?'}  loss {loss:.3f}  {rate:,.0f} tokens/s{end}")
+        self.note(f"step {step}/{total or '?'}  loss {loss:.3f} bits/byte  {rate:,.0f} tokens/s{end}")
 
     def sample(self, caption: str, text: str) -> None:
         """Write what the model wrote, indented."""
@@ -174,15 +174,6 @@ class Silence:
 
     def stop(self) -> None:
         """Do nothing."""
-
-
-def counted(number: int, thing: str) -> str:
-    """Return a number of things in words.
-
-    >>> counted(1, "token"), counted(1200, "token")
-    ('1 token', '1,200 tokens')
-    """
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def printable(text: str) -> str:

@@ -9,6 +9,7 @@ from tmm_adapters.architecture import Architecture, ModelConfig, get_architectur
 from tmm_core.errors import InputError
 
 from ..data.dataset import TokenWindows, TrainingSamples, evaluation_windows
+from ..data.tokens import bits_per_byte
 from .data import Data
 from .options import TrainingOptions
 from .runs import Run
@@ -53,6 +54,10 @@ class Job:
         if self.options.learning_rate is None:
             raise InputError("the options of the run have no learning_rate: restore run.json, or begin a new run")
         return self.options.learning_rate
+
+    def training_bits(self, nats: float) -> float:
+        """Return a loss (nats a token) of the training text in its bits per byte, as held-out costs are told."""
+        return bits_per_byte(nats * len(self.data.training_tokens), self.data.training)
 
     @property
     def architecture(self) -> Architecture[Any]:

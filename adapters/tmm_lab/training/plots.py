@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ..figures import own_style  # first: it imports Matplotlib, whatever the environment says of its backend
+
+# isort: split
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,16 +20,20 @@ from ..operators.panels import draw_heatmap
 
 __all__ = ["plot_training"]
 
-_INK, _GREY = "#1f4e79", "#666666"
+_INK, _PALE, _GREY = "#1f4e79", "#9bbad9", "#666666"
 _MOST_ROW_LABELS = 40
 _LABEL_INCHES = 0.18
+
+Curve = Sequence[tuple[int, float]]
+"""Points, by tokens trained on."""
 
 
 def plot_training(
     path: Path,
     *,
     title: str,
-    curve: Sequence[tuple[int, float]],
+    curve: Curve,
+    training: Curve,
     baselines: Mapping[str, float],
     heatmap: Heatmap | None,
 ) -> None:
@@ -40,23 +47,30 @@ def plot_training(
         Stands above the curve.
     curve : sequence of (int, float)
         Tokens trained on, and held-out bits per byte.
+    training : sequence of (int, float)
+        Tokens trained on, and bits per byte of the text trained on since the point before.
     baselines : mapping of str to float
         Bits per byte of other models, drawn as lines.
     heatmap : Heatmap, optional
         Drawn beside the curve.
     """
+    with own_style():
+        _draw(title, curve, training, baselines, heatmap).savefig(path, format="png")
+
+
+def _draw(title: str, curve: Curve, training: Curve, baselines: Mapping[str, float], heatmap: Heatmap | None) -> Figure:
     height = 4.8 if heatmap is None else min(9.0, max(4.8, 1.6 + 0.2 * len(heatmap.rows)))
     figure = Figure(figsize=(7.0 if heatmap is None else 12.5, height), dpi=110, layout="constrained")
     n_panels = 1 if heatmap is None else 2
     left, *right = figure.subplots(1, n_panels, width_ratios=(1, 1.1)[:n_panels], squeeze=False)[0]
-    _draw_curve(left, title, curve, baselines, gap=1.3 * _LABEL_INCHES / height)
+    _draw_curves(left, title, curve, training, baselines, gap=1.3 * _LABEL_INCHES / height)
     if heatmap is not None:
-        _draw_heatmap(figure, right[0], heatmap)
-    figure.savefig(path, format="png")
+        _draw_heatmap(right[0], heatmap)
+    return figure
 
 
-def _draw_curve(
-    axes: Axes, title: str, curve: Sequence[tuple[int, float]], baselines: Mapping[str, float], *, gap: float
+def _draw_curves(
+    axes: Axes, title: str, curve: Curve, training: Curve, baselines: Mapping[str, float], *, gap: float
 ) -> None:
     """Draw bits per byte against tokens, with the baselines as lines named at their right end.
 
@@ -65,7 +79,7 @@ def _draw_curve(
     most = max((t for t, _ in curve), default=0)
     unit, name_of_unit = (1e6, "millions") if most >= 1e6 else (1e3, "thousands")
     tokens, bits = [t / unit for t, _ in curve], [b for _, b in curve]
-    values = bits + list(baselines.values())
+    values = [*bits, *baselines.values(), *([min(b for _, b in training)] if training else ())]
     low, high = min(values), max(values)
     margin = 0.06 * max(high - low, 0.1)
     falls = len(bits) < 2 or bits[-1] <= bits[-2]
@@ -89,7 +103,9 @@ def _draw_curve(
             va="center",
             annotation_clip=False,
         )
-    axes.plot(tokens, bits, color=_INK, marker="o", markersize=4, linewidth=1.8, zorder=3)
+    axes.plot([t / unit for t, _ in training], [b for _, b in training], color=_PALE, linewidth=0.8, label="training")
+    axes.plot(tokens, bits, color=_INK, marker="o", markersize=4, linewidth=1.8, zorder=3, label="held-out")
+    axes.legend(loc="upper right", fontsize=9, framealpha=0.9, edgecolor="none")
     if bits:
         axes.annotate(
             f"{bits[-1]:.3f}",
@@ -105,22 +121,21 @@ def _draw_curve(
         )
     axes.set_title(title, fontsize=11, loc="left")
     axes.set_xlabel(f"training tokens ({name_of_unit})")
-    axes.set_ylabel("held-out bits per byte")
+    axes.set_ylabel("bits per byte (lower is better)")
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_heatmap(figure: Figure, axes: Axes, heatmap: Heatmap) -> None:
+def _draw_heatmap(axes: Axes, heatmap: Heatmap) -> None:
     """Draw one coloured row a name, on a logarithmic axis that gives the first columns room."""
     axes.set_title(heatmap.title, fontsize=11, loc="left")
     rows, names = heatmap.rows, heatmap.names
     largest = np.abs(rows).max(axis=1, keepdims=True)
     shown = rows / np.where(largest > 0, largest, 1)
-    mesh = draw_heatmap(axes, shown, label=heatmap.xlabel)
+    draw_heatmap(axes, shown, label=heatmap.xlabel)
     every = -(-len(names) // _MOST_ROW_LABELS)
     axes.set_yticks(np.arange(0, len(names), every) + 0.5, names[::every], fontsize=8)
     for first in range(heatmap.rows_per_layer, len(rows), heatmap.rows_per_layer):
         axes.axhline(first, color="white", linewidth=2)
-    figure.colorbar(mesh, ax=axes, shrink=0.6, aspect=30, pad=0.02, ticks=(-1, 0, 1))
 
 
 def _apart(values: Sequence[float] | Any, gap: float) -> list[float]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tmm_adapters.tokenizers import Tokenizer
+from tmm_adapters.words import counted
 
 from .data import Data
-from .display import Display, counted
+from .display import Display
 from .job import Job
 from .loop_state import LoopState
 from .runs import Run
@@ -39,7 +40,7 @@ class Reporter:
         job, run, config, options = self._job, self._job.run, self._job.config, self._job.options
         text, steps = job.data.text, run.description["steps"]
         timed = f"{options.minutes:g} minute{'s'[: options.minutes != 1]}"
-        length = timed if options.steps is None else f"{steps:,} steps"
+        length = timed if options.steps is None else counted(steps, "step")
         batch = f"{samples_per_step} x {config.max_len} tokens a step"
         start = run.description["start"]
         text_size = f"{counted(text.n_bytes, 'byte')}, {counted(text.n_documents, 'document')}"
@@ -52,8 +53,9 @@ class Reporter:
             *([("backend", runtime.engine_name())] if job.architecture.has_toeplitz_products else []),
             ("text", run.parsed().data.name),
             ("", f"{text_size}, sha256 {text.sha256[:16]}"),
-            ("held out", f"{job.data.held_out.n_bytes:,} bytes, which cost, in bits per byte:"),
-            ("", ", ".join(f"{name} {cost:.3f}" for name, cost in run.description["baselines"].items())),
+            ("held out", counted(job.data.held_out.n_bytes, "byte")),
+            ("baselines", ", ".join(f"{name} {cost:.3f}" for name, cost in run.description["baselines"].items())),
+            ("", "bits per byte of the held-out text; lower is better"),
             ("tokens", _tokens(job.data.tokenizer, job.data)),
             ("training", f"{length}, {batch}, learning rate {options.learning_rate:g}"),
             ("run", str(run.folder)),
@@ -75,7 +77,8 @@ class Reporter:
 
     def metrics(self, metrics: Mapping[str, float]) -> None:
         """Remember what the bar shows."""
-        self._loss = metrics.get("loss", self._loss)
+        if "loss" in metrics:
+            self._loss = self._job.training_bits(metrics["loss"])
         self._rate = metrics.get("tokens_per_second", self._rate)
 
     def evaluated(self, step: int, bits: float, continuation: str, *, share: float) -> None:
@@ -101,9 +104,9 @@ class Reporter:
             ("picture", str(run.plot)),
             ("metrics", str(run.metrics)),
             ("run", str(run.folder)),
-            ("next", f"tmm generate {shlex.quote(str(run.folder))} --prompt 'The '"),
+            ("next", shlex.join(["tmm", "generate", str(run.folder), "--prompt", self._job.options.prompt])),
         ]
-        self._display.header(f"done: {compared(bits, run.description['baselines'])}", rows)
+        self._display.header(f"done: {compared(bits, run.description['baselines'])} (lower is better)", rows)
 
 
 def compared(bits: float, baselines: Mapping[str, float]) -> str:

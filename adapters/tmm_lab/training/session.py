@@ -12,6 +12,7 @@ from tmm_adapters.architecture import ModelConfig, get_architecture
 from tmm_adapters.checkpoints import checkpoints, newest_intact, step_of
 from tmm_adapters.files import WriteError, discard
 from tmm_adapters.pretrained import save_params
+from tmm_adapters.words import counted
 from tmm_core import use_backend
 from tmm_core.errors import InputError, TMMError
 
@@ -252,16 +253,20 @@ def _finish(job: Job, trainer: Trainer, loop: Loop, reporter: Reporter, *, memor
     from .plots import plot_training  # brings Matplotlib, which would keep the first step waiting
 
     run, config = job.run, job.config
-    curve = [(record["tokens"], record[BITS]) for record in run.records() if {"tokens", BITS} <= set(record)]
+    records = run.records()
+    curve = [(record["tokens"], record[BITS]) for record in records if {"tokens", BITS} <= set(record)]
+    losses = [(record["tokens"], record["loss"]) for record in records if {"tokens", "loss"} <= set(record)]
     tokens, bits = curve[-1]
     reporter.sample("what it writes now:", loop.sample(FINAL_SAMPLE_TOKENS)[0])
-    plot_training(
-        run.plot,
-        title=f"{job.architecture.title}, {run.description['preset']}, {loop.state.step:,} steps",
-        curve=curve,
-        baselines=run.description["baselines"],
-        heatmap=job.architecture.heatmap(config, trainer.parameters(job.architecture.is_logged)),
-    )
+    with waiting("drawing"):
+        plot_training(
+            run.plot,
+            title=f"{job.architecture.title}, {run.description['preset']}, {counted(loop.state.step, 'step')}",
+            curve=curve,
+            training=[(tokens, job.training_bits(loss)) for tokens, loss in losses],
+            baselines=run.description["baselines"],
+            heatmap=job.architecture.heatmap(config, trainer.parameters(job.architecture.is_logged)),
+        )
     save_params(run.model, trainer.parameters(), config, job.data.tokenizer, join_documents=job.options.join_documents)
     run.describe(finished=True, bits_per_byte=bits)
     reporter.done(bits, tokens, memory=memory)

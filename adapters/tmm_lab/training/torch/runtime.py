@@ -13,9 +13,9 @@ from accelerate.state import AcceleratorState, GradientState  # type: ignore[imp
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers  # type: ignore[import-untyped]
 
 from tmm_adapters.devices import torch_device
+from tmm_adapters.words import counted
 from tmm_core.errors import InputError
 
-from ..display import counted
 from ..environment import LAUNCHER, launched, without_variables
 from ..job import Job
 from ..options import TrainingOptions
