@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.commands import TINY
+from support.commands import TINY, printed
 
 from tmm_lab.cli import main
 
@@ -132,8 +133,11 @@ def test_the_newest_run_is_trained_sampled_and_measured(
 
     assert main(["eval", "--text", str(text)]) == 0
     shown = capsys.readouterr().out
+    assert "bits per byte, lower is better:\n" in shown
+    plain = json.loads(printed(capsys, "eval", "--text", text, "--json"))
+    assert plain["text"]["bytes"] == text.stat().st_size
     for name in ("this model", "unigram", "4-gram", "zlib"):
-        assert re.search(rf"{name} +\d+\.\d{{4}} bits per byte", shown)
+        assert f"{plain['bits_per_byte'][name]:.4f}" == re.search(rf"^  {name} +(\S+)$", shown, re.MULTILINE)[1]
     assert main(["eval", str(shutil.copytree(run / "model", tmp_path / "alone")), "--text", str(text)]) == 0
     shown = capsys.readouterr().out
     assert "zlib" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import tempfile
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tmm_adapters.pretrained import joins_documents, read_config
-from tmm_adapters.tokenizers import require_tokenizer
 from tmm_adapters.words import counted
 from tmm_core.errors import InputError
 
@@ -42,6 +42,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="files of the text, each one document",
     )
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="windows in a batch (default: 8)")
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.set_defaults(run=run)
 
 
@@ -52,8 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ..training.runs import run_of
 
     folder = model_folder(arguments.dir)
-    require_tokenizer(folder)
     run = run_of(folder)
+    from tmm_adapters.tokenizers import require_tokenizer
+
     from ..data.config import DataConfig
     from ..data.dataset import evaluation_windows
     from ..data.documents import read_documents
@@ -62,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..evaluation.measure import held_out_nats
     from ..training.frameworks import choose, open_model
 
+    require_tokenizer(folder)
     framework = choose(arguments.framework, read_config(folder).model_type)
     documents, training = read_documents(arguments.text), _training_part(run)
     with tempfile.TemporaryDirectory() as scratch:
@@ -78,10 +81,16 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError(f"model {folder} has no finite loss on this text: its weights are damaged, or diverged")
         costs = {"this model": bits_per_byte(nats, part), **_baselines(training, part)}
         del windows, tokens  # the mapped file must be closed before Windows can remove it
-    size = f"{counted(part.n_bytes, 'byte')}, {counted(part.n_documents, 'document')}"
-    print(f"{size}, sha256 {text.sha256[:16]}; model {folder}")
-    for name, cost in sorted(costs.items(), key=lambda item: item[1]):
-        print(f"  {name:<12} {cost:.4f} bits per byte")
+    costs = dict(sorted(costs.items(), key=lambda item: item[1]))
+    if arguments.json:
+        size = {"bytes": part.n_bytes, "documents": part.n_documents, "sha256": text.sha256}
+        print(json.dumps({"model": str(folder), "text": size, "bits_per_byte": costs}, indent=2))
+        return 0
+    print(f"text: {counted(part.n_bytes, 'byte')}, {counted(part.n_documents, 'document')}, sha256 {text.sha256[:16]}")
+    print(f"model: {folder}")
+    print("bits per byte, lower is better:")
+    for name, cost in costs.items():
+        print(f"  {name:<12} {cost:.4f}")
     return 0
 
 

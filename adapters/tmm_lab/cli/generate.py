@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tmm_adapters.architecture import get_architecture
 from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import read_config
-from tmm_adapters.tokenizers import require_tokenizer
 from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError
 
@@ -62,14 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     prompts = [as_text("--prompt", arguments.prompt)] if arguments.prompts is None else _lines(arguments.prompts)
     folder = model_folder(arguments.dir)
+    from tmm_adapters.tokenizers import load_tokenizer, require_tokenizer
+
     require_tokenizer(folder)
-    from ..evaluation.measure import continuations
+    config, tokenizer = read_config(folder), load_tokenizer(folder)
+    assert tokenizer is not None  # it was required
+    from ..evaluation.measure import continuations, prompt_ids
     from ..training.display import printable
     from ..training.frameworks import choose, open_model
 
-    model, tokenizer = open_model(
-        choose(arguments.framework, read_config(folder).model_type), folder, device=arguments.device
-    )
+    for prompt in prompts:
+        prompt_ids(prompt, tokenizer, get_architecture(config.model_type).longest_text(config))
+    framework = choose(arguments.framework, config.model_type)
+    model, _ = open_model(framework, folder, device=arguments.device)
     terminal = sys.stdout.isatty()
     begun = 0
 
