@@ -6,7 +6,6 @@ Whatever may take longer than two seconds stands in a `waiting` block, wherever 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -61,8 +60,8 @@ def waiting(what: str, total: int | None = None) -> Iterator[Advance]:
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Show what is waited for in the block on stderr; of several processes that `torchrun` began, the first shows."""
-    with _shown_by(None if os.environ.get("RANK", "0") != "0" else _OnStderr()):
+    """Show what is waited for in the block on stderr."""
+    with _shown_by(_OnStderr()):
         yield
 
 

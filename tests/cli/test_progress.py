@@ -15,6 +15,7 @@ from rich.progress import Progress
 from support.commands import TINY, printed
 
 from tmm_lab import progress
+from tmm_lab.cli import main
 from tmm_lab.progress import shown, shown_in, waiting
 from tmm_lab.training.display import TerminalDisplay
 
@@ -72,10 +73,18 @@ def test_only_the_command_line_and_its_first_process_speak(
 ) -> None:
     with waiting("in a notebook") as advance:
         advance()
-    monkeypatch.setenv("RANK", "1")
-    with shown(), waiting("in another process"):
-        pass
-    assert waits == []
+
+    def run(arguments: object) -> int:
+        with waiting("in a process"):
+            return 0
+
+    monkeypatch.setattr("tmm_lab.cli.backends.run", run)
+    for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    for rank in ("1", "0"):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["backends"]) == 0
+        assert len(waits) == (rank == "0")
 
 
 def test_in_a_terminal_waits_are_lines_that_go_away() -> None:

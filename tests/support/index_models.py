@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from tmm_adapters.architecture import config_to_dict
 from tmm_adapters.pretrained import save_params, write_tensors
 from tmm_core import TMMConfig, lm
 from tmm_lab.data.config import DataConfig
 from tmm_lab.training.options import TrainingOptions
+from tmm_lab.training.preparation import description_of
 from tmm_lab.training.runs import Run
 
 RNG = np.random.default_rng
@@ -31,16 +31,9 @@ def make_run(folder: Path, config: TMMConfig, logs: dict[int, dict[str, np.ndarr
     """Write what `tmm train` leaves of a run that has been evaluated at these steps."""
     folder.mkdir()
     run = Run(folder, {})
-    run.describe(
-        preset="default",
-        config=config_to_dict(config),
-        data=DataConfig().to_dict(),
-        options=TrainingOptions().to_dict(),
-        steps=max(logs, default=1),
-        baselines={},
-        started=0.0,
-        finished=True,
-    )
+    parts = {"config": config, "data": DataConfig(), "options": TrainingOptions(steps=max(logs, default=1))}
+    run.describe(**description_of(preset="default", vocab_given=False, start=None, **parts))
+    run.describe(prepared=True, finished=True)
     run.parameters.mkdir()
     for step, lags in logs.items():
         write_tensors(run.parameters / f"step-{step:08d}.safetensors", lags)

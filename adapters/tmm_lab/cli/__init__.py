@@ -8,11 +8,12 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.metadata import version
 
 from ..progress import shown
+from ..training.environment import rank
 from .errors import report_error
 from .fields import CommandParser
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = build_parser().parse_args(argv)
         debug = arguments.debug
-        with _messages(), shown():
+        with _messages(), shown() if rank() == 0 else nullcontext():  # of torchrun's processes one speaks
             code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code

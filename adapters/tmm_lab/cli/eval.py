@@ -15,7 +15,7 @@ from tmm_adapters.words import counted
 from tmm_core.errors import InputError
 
 from ..progress import waiting
-from .model_options import add_model_options, model_folder
+from .model_options import add_model_options, check_backend, model_folder
 
 if TYPE_CHECKING:
     from ..data.text import Part
@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--batch must be at least 1, and is {arguments.batch}")
     from ..training.runs import run_of
 
+    check_backend()
     folder = model_folder(arguments.dir)
     run = run_of(folder)
     from tmm_adapters.tokenizers import require_tokenizer

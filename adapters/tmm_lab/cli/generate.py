@@ -16,7 +16,7 @@ from tmm_core.errors import InputError, MissingFileError
 
 from ..progress import waiting
 from .fields import as_text
-from .model_options import add_model_options, model_folder
+from .model_options import add_model_options, check_backend, model_folder
 
 if TYPE_CHECKING:
     from ..evaluation.measure import Writing
@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the prompts and their continuations."""
     _check(arguments)
     prompts = [as_text("--prompt", arguments.prompt)] if arguments.prompts is None else _lines(arguments.prompts)
+    check_backend()
     folder = model_folder(arguments.dir)
     from tmm_adapters.tokenizers import load_tokenizer, require_tokenizer
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tmm_core import available_backends, chosen_backend, get_backend
+
 if TYPE_CHECKING:
     from ..training.runs import Run
 
-__all__ = ["add_model_options", "model_folder", "newest_run"]
+__all__ = ["add_model_options", "check_backend", "model_folder", "newest_run"]
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +30,19 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="where to compute (default: auto)"
     )
+
+
+def check_backend(name: str | None = None) -> None:
+    """Refuse a choice of a backend that is unknown or not installed, before a framework is imported.
+
+    Raises
+    ------
+    LookupError
+        If `name`, or without one the environment variable TMM_BACKEND, chooses such a backend.
+    """
+    chosen = chosen_backend(name)
+    if chosen not in ("auto", *available_backends()):
+        get_backend(chosen)  # says why
 
 
 def model_folder(folder: Path | None) -> Path:

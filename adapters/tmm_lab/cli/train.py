@@ -16,7 +16,7 @@ from ..data.config import DataConfig
 from ..training.environment import launched
 from ..training.options import TrainingOptions
 from .fields import CommandParser, add_fields, as_text, given_fields
-from .model_options import model_folder, newest_run
+from .model_options import check_backend, model_folder, newest_run
 
 __all__ = ["add_parser"]
 
@@ -85,6 +85,7 @@ def _add_model_options(parser: argparse.ArgumentParser, arguments: Sequence[str]
 
 def run(arguments: argparse.Namespace) -> int:
     """Begin a run, or resume one."""
+    check_backend(getattr(arguments, "backend", None))
     given = {name: value for name, value in vars(arguments).items() if name not in _NO_OPTIONS}
     if "resume" in arguments:
         decided = sorted(set(given) - set(_OF_A_SESSION))

@@ -17,6 +17,7 @@ from tmm_core import use_backend
 from tmm_core.errors import InputError, TMMError
 
 from ..data.config import DataConfig
+from ..progress import waiting
 from .data import open_data
 from .display import Display, make_display
 from .environment import rank
