@@ -22,6 +22,7 @@ from tmm_core.errors import InputError, MissingFileError
 from .files import atomic_write, check, open_to_read
 
 __all__ = [
+    "TOKENIZER_BYTES",
     "ByteTokenizer",
     "SubwordTokenizer",
     "Tokenizer",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Advance", "shown", "shown_in", "waiting"]
+__all__ = ["Advance", "note", "shown", "shown_in", "waiting"]
 
 _FIRST, _NEXT = 2.0, 10.0  # seconds until the first line of a wait, and from one line to the next
 
@@ -56,6 +56,12 @@ def waiting(what: str, total: int | None = None) -> Iterator[Advance]:
         return
     with _shower.waiting(what, total) as advance:
         yield advance
+
+
+def note(text: str) -> None:
+    """Say on stderr what a user of the command line should know; in other programs nothing."""
+    if _shower is not None:
+        print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.commands import REFERENCE
+from support.commands import REFERENCE, printed
 
 from tmm_adapters.files import SUMS
 from tmm_adapters.pretrained import load_model, read_tensors, write_tensors
@@ -22,11 +23,30 @@ def test_eval_refuses(tmp_path: Path, model: Path, text: Path, refused: Callable
     (tmp_path / "empty.txt").write_bytes(b"")
     assert "is empty" in refused("eval", model, "--text", tmp_path / "empty.txt")
     assert "there is no text file" in refused("eval", model, "--text", tmp_path / "none.txt")
+    assert "there is no text to measure" in refused("eval", model)
+    assert "there is no text to measure" in refused("eval", "--text", model)
     assert "--batch must be at least 1" in refused("eval", model, "--text", text, "--batch", "0")
     huge = {name: np.full_like(p, 1e30) for name, p in read_tensors(model / "model.safetensors").items()}
     write_tensors(model / "model.safetensors", huge)
     (model / SUMS).unlink()  # as of another tool
     assert "has no finite loss on this text" in refused("eval", model, "--text", text)
+
+
+def test_the_model_may_stand_behind_the_text(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows, a field of them, several --text: what `tmm train` reads, `tmm eval` does."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"body": text.read_text()}))
+    orders: list[list[Path | str]] = [
+        [model, "--text", text],
+        ["--text", text, model],
+        ["--text", rows, "--text", model, "--text-field", "body"],
+    ]
+    shown = [printed(capsys, "eval", *order) for order in orders]
+    assert shown[0] == shown[1] == shown[2]
+    assert "1 document" in shown[0]
+    assert "2 documents" in printed(capsys, "eval", "--text", text, "--text", rows, model, "--text-field", "body")
 
 
 def test_eval_measures_a_text_shorter_than_the_context(

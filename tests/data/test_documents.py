@@ -1,4 +1,4 @@
-"""Where documents come from: the default text, files, data sets."""
+"""Where documents come from: the default text, and data sets."""
 
 import hashlib
 import subprocess
@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tmm_lab.data import documents as sources
-from tmm_lab.data.documents import dataset_documents, default_documents, read_documents
+from tmm_lab.data import default_text
+from tmm_lab.data.default_text import default_documents
+from tmm_lab.data.rows import dataset_documents
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def test_default_text_is_large_english_and_without_duplicates(documents):
 def test_default_text_is_the_same_in_every_process_and_runs_no_module(documents):
     here = hashlib.sha256("\0".join(documents).encode()).hexdigest()
     code = (
-        "import hashlib, sys; from tmm_lab.data.documents import default_documents as f; before = set(sys.modules); "
+        "import hashlib, sys; from tmm_lab.data.default_text import default_documents as f; before = set(sys.modules); "
         "print(hashlib.sha256('\\0'.join(f()).encode()).hexdigest(), *sorted(set(sys.modules) - before))"
     )
     command = [sys.executable, "-I", "-c", code]
@@ -42,41 +43,9 @@ def test_default_text_is_the_same_in_every_process_and_runs_no_module(documents)
 
 
 def test_default_text_without_sources(monkeypatch, tmp_path):
-    monkeypatch.setattr(sources.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(default_text.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(LookupError, match="no sources of the standard library"):
         default_documents()
-
-
-def test_files_are_read_as_they_are(tmp_path):
-    texts = ["first\r\nfile\n", "é" * 900_000 + "漢", "x" * ((1 << 20) - 1) + "🙂 across the reads"]
-    files = [tmp_path / f"{i}.txt" for i in range(len(texts))]
-    for file, text in zip(files, texts, strict=True):
-        file.write_bytes(text.encode())
-    assert ["".join(pieces) for pieces in read_documents(files)] == texts
-
-
-def test_files_that_are_no_files_are_refused_before_any_is_read(tmp_path):
-    good, empty = tmp_path / "good", tmp_path / "empty"
-    good.write_text("good")
-    empty.touch()
-    with pytest.raises(FileNotFoundError, match=r"no text file .*missing: check the path"):
-        read_documents([good, tmp_path / "missing"])
-    with pytest.raises(IsADirectoryError, match="is a folder"):
-        read_documents([good, tmp_path])
-    with pytest.raises(ValueError, match=r"empty is empty: leave it out"):
-        read_documents([good, empty])
-    with pytest.raises(ValueError, match="name at least one"):
-        read_documents([])
-
-
-@pytest.mark.parametrize("before", [0, 5, (1 << 20) - 1, (1 << 20) + 3])
-@pytest.mark.parametrize("bad", [b"\xff\xfe", b"\x80", b"\0", "é".encode()[:1], "漢".encode()[:2] + b"x"])
-def test_what_is_no_text_is_refused_with_its_place(tmp_path, before, bad):
-    file = tmp_path / "binary"
-    file.write_bytes(b"x" * before + bad)
-    document = next(read_documents([file]))
-    with pytest.raises(ValueError, match=rf"binary is not a UTF-8 text file, as its byte {before} shows"):
-        list(document)
 
 
 def hub(rows, error=None):
@@ -102,8 +71,17 @@ def test_data_sets_are_streamed_up_to_a_limit(monkeypatch):
     assert list(dataset_documents("some/set", max_documents=7)) == ["é" * 10] * 7
     stream = dataset_documents("some/set", max_documents=1)
     assert next(stream) == "é" * 10
-    with pytest.raises(LookupError, match="no column 'body' of text: choose one of 'text'"):
-        next(dataset_documents("some/set", column="body"))
+    with pytest.raises(
+        LookupError, match="row 1 of data set 'some/set' has no text in a field 'body': choose one of '"
+    ):
+        next(dataset_documents("some/set", field="body"))
+
+
+def test_the_last_document_is_cut_where_a_data_set_is_large_enough(monkeypatch):
+    library, _ = hub([{"text": "é" * 10}, {"text": None}, {"text": ""}, {"text": "é" * 10}])
+    monkeypatch.setitem(sys.modules, "datasets", library)
+    assert list(dataset_documents("some/set", max_bytes=25)) == ["é" * 10, "", "éé"]
+    assert list(dataset_documents("some/set", max_bytes=7)) == ["ééé"]
 
 
 def test_data_sets_out_of_reach(monkeypatch):

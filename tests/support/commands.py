@@ -24,12 +24,13 @@ def printed(capsys: pytest.CaptureFixture[str], *command: object) -> str:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *command: object, code: int | None = None) -> str:
-    """Run a command that must fail with one line on stderr that calls it no bug; return the line."""
+    """Run a command that must fail with one line on stderr that calls it no bug, after notes; return the line."""
     capsys.readouterr()
     found = main(list(map(str, command)))
     error = capsys.readouterr().err
     assert found in ((1, 2) if code is None else (code,)), error
+    *told, error = error.splitlines(keepends=True)
     assert error.startswith("tmm: error: ")
-    assert error.count("\n") == 1, f"more than one line: {error}"
+    assert all(line.startswith(("note: ", "tmm: ")) for line in told), f"more than one line: {error}"
     assert "this is a bug" not in error
     return error

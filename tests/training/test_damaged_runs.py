@@ -156,17 +156,6 @@ def test_a_run_that_was_told_to_end_earlier_ends_where_it_is(run: Run, capsys: p
     assert Run.open(run.folder).records()[-1]["step"] == STEPS
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY", b"garbage"])
-def test_tokens_are_written_anew(content: bytes | None, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    tokens = run.data / "training.npy"
-    before = tokens.read_bytes()
-    tokens.unlink()
-    if content is not None:
-        tokens.write_bytes(content)
-    assert resume(run, capsys)[0] == 0
-    assert tokens.read_bytes() == before
-
-
 def test_records_outlive_a_damaged_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     before = run.records()
     first, rest = run.metrics.read_bytes().split(b"\n", 1)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tmm_adapters.checkpoints import CONFIG, DESCRIPTION
 from tmm_adapters.pretrained import joins_documents, read_config
 from tmm_adapters.words import counted
 from tmm_core.errors import InputError
 
-from ..progress import waiting
+from ..data.config import TextConfig
+from ..progress import note, waiting
+from .fields import add_fields, given_fields
 from .model_options import add_model_options, check_backend, model_folder
 
 if TYPE_CHECKING:
@@ -33,14 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "and under zlib. Each token is predicted once, from at least half a context before it.",
     )
     add_model_options(parser)
-    parser.add_argument(
-        "--text",
-        nargs="+",
-        action="extend",
-        required=True,
-        metavar="FILE",
-        help="files of the text, each one document",
-    )
+    add_fields(parser.add_argument_group("text"), TextConfig)
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="windows in a batch (default: 8)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.set_defaults(run=run)
@@ -50,16 +46,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a table, the cheapest first."""
     if arguments.batch < 1:
         raise InputError(f"--batch must be at least 1, and is {arguments.batch}")
+    folder, source = _model_and_text(arguments)
+    source.check_files()
     from ..training.runs import run_of
 
     check_backend()
-    folder = model_folder(arguments.dir)
+    folder = model_folder(folder)
     run = run_of(folder)
     from tmm_adapters.tokenizers import require_tokenizer
 
-    from ..data.config import DataConfig
     from ..data.dataset import evaluation_windows
-    from ..data.documents import read_documents
+    from ..data.overlap import MUCH, shared_part
     from ..data.text import write_text
     from ..data.tokens import bits_per_byte, write_tokens
     from ..evaluation.measure import held_out_nats
@@ -67,14 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     require_tokenizer(folder)
     framework = choose(arguments.framework, read_config(folder).model_type)
-    documents, training = read_documents(arguments.text), _training_part(run)
+    training = _training_part(run)
     with tempfile.TemporaryDirectory() as scratch:
-        with waiting(f"reading {DataConfig(text=tuple(arguments.text)).name}"):
-            text = write_text(documents, Path(scratch, "text"))
+        with waiting(f"reading {source.name}", source.size()) as advance:
+            text = write_text(source.documents(advance), Path(scratch, "text"))
         model, tokenizer = open_model(framework, folder, device=arguments.device)
         part = text.whole()
-        with waiting("encoding"):
-            tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
+        if training is not None and (shared := shared_part(part, training)) > MUCH:
+            note(f"{shared:.0%} of this text is, word for word, in the text that the run was trained on")
+        tokens = write_tokens(part, tokenizer, Path(scratch, "tokens.npy"))
         joined = joins_documents(folder)  # the model reads texts as in its training
         windows = evaluation_windows(tokens, model.max_len, None if joined else tokenizer.end_of_text)
         nats = held_out_nats(model, windows, batch=arguments.batch)
@@ -95,6 +93,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _model_and_text(arguments: argparse.Namespace) -> tuple[Path | None, TextConfig]:
+    """Return the folder that was given, if any, and the text: `--text FILE ... DIR` takes the folder for a text."""
+    folder, source = arguments.dir, TextConfig(**given_fields(arguments, TextConfig))
+    if (
+        folder is None
+        and source.text
+        and any((Path(source.text[-1]) / name).is_file() for name in (DESCRIPTION, CONFIG))
+    ):
+        folder = Path(source.text[-1])
+        source = dataclasses.replace(source, text=source.text[:-1])
+    if not source.text:
+        raise InputError("there is no text to measure: name its files, tmm eval DIR --text FILE ...")
+    return folder, source
+
+
 def _training_part(run: Run | None) -> Part | None:
     """Return what a run was trained on, which n-grams are counted in; None, and why, where there is none."""
     from ..data.text import open_text
@@ -106,9 +119,9 @@ def _training_part(run: Run | None) -> Part | None:
         with waiting("reading the training text"):
             return open_text(run.data / "text").split(held_out_bytes)[0]
     except FileNotFoundError:
-        print(f"note: without n-grams, as {run.data} has lost the training text", file=sys.stderr)
+        note(f"without n-grams, as {run.data} has lost the training text")
     except InputError as error:
-        print(f"note: without n-grams: {error}", file=sys.stderr)
+        note(f"without n-grams: {error}")
     return None
 
 

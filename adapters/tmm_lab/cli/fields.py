@@ -19,7 +19,7 @@ from tmm_core.fields import FieldType, field_types
 __all__ = ["CommandParser", "add_fields", "as_text", "given_fields"]
 
 _METAVARS = {int: "N", float: "X", str: "NAME", tuple: "FILE"}
-_METAVARS_BY_NAME = {"prompt": "TEXT", "tokenizer": "FILE", "report_to": "NAMES"}
+_METAVARS_BY_NAME = {"prompt": "TEXT", "separator": "TEXT", "tokenizer": "FILE", "report_to": "NAMES"}
 
 
 class CommandParser(argparse.ArgumentParser):

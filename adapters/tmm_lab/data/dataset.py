@@ -6,7 +6,6 @@ The order of the samples is a function of the seed and of a sample's number, so 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +13,19 @@ from numpy.typing import NDArray
 from tmm_core.errors import InputError
 from tmm_core.lm import IGNORED
 
+from .tokens import Tokens
+
 __all__ = ["TokenWindows", "TrainingSamples", "evaluation_windows", "samples_at"]
 
 
 def samples_at(
-    tokens: NDArray[Any], starts: Sequence[int], context: int, end_of_text: int | None
+    tokens: Tokens, starts: Sequence[int], context: int, end_of_text: int | None
 ) -> dict[str, NDArray[np.int64]]:
     """Return the inputs and the next-token targets of the contexts that begin at `starts`, by argument name.
 
     Parameters
     ----------
-    tokens : integer array, shape (n_tokens,)
+    tokens : Tokens, or an integer array of shape (n_tokens,)
         A token file, with a context and one more token from each start on.
     starts : sequence of int
         Positions of the first tokens.
@@ -59,7 +60,7 @@ class TrainingSamples:
 
     Parameters
     ----------
-    tokens : integer array, shape (n_tokens,)
+    tokens : Tokens, or an integer array of shape (n_tokens,)
         A token file; only what a batch needs is read.
     context : int
         Tokens of a sample.
@@ -74,7 +75,7 @@ class TrainingSamples:
         If the tokens do not fill one context and the token after it.
     """
 
-    def __init__(self, tokens: NDArray[Any], context: int, seed: int, *, end_of_text: int | None) -> None:
+    def __init__(self, tokens: Tokens, context: int, seed: int, *, end_of_text: int | None) -> None:
         """Order the samples of `tokens`."""
         if len(tokens) <= context:
             raise InputError(
@@ -104,7 +105,7 @@ class TrainingSamples:
         return int(self._starts[place])
 
 
-def evaluation_windows(tokens: NDArray[Any], context: int, end_of_text: int | None) -> TokenWindows:
+def evaluation_windows(tokens: Tokens, context: int, end_of_text: int | None) -> TokenWindows:
     """Return windows in which every token has at least half a context before it, or all tokens that there are.
 
     With `end_of_text`, those of its document. Bits per byte are measured in this way, in training and in `tmm eval`.
@@ -122,7 +123,7 @@ class TokenWindows:
 
     Parameters
     ----------
-    tokens : integer array, shape (n_tokens,)
+    tokens : Tokens, or an integer array of shape (n_tokens,)
         A token file; it is only read where a window is asked for.
     context : int
         Tokens that a window reads, at least 1.
@@ -145,9 +146,7 @@ class TokenWindows:
     [[1, 2, 3], [-100, 4, 5]]
     """
 
-    def __init__(
-        self, tokens: NDArray[Any], context: int, end_of_text: int | None, *, stride: int | None = None
-    ) -> None:
+    def __init__(self, tokens: Tokens, context: int, end_of_text: int | None, *, stride: int | None = None) -> None:
         """Check that the windows fit."""
         if context < 1:
             raise InputError(f"context must be at least 1, a token to predict the next from, and is {context}")

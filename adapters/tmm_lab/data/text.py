@@ -20,6 +20,8 @@ import numpy as np
 from tmm_adapters.files import atomic_write, digest
 from tmm_core.errors import InputError, InputTypeError
 
+from ..progress import Advance
+
 __all__ = ["END_BYTE", "Document", "Part", "Text", "description_path", "open_text", "write_text"]
 
 Document = str | Iterable[str]
@@ -169,14 +171,16 @@ class Part:
                     start += len(data)
                     yield data
 
-    def pieces(self, size: int = _READ) -> Iterator[tuple[str, bool]]:
+    def pieces(self, size: int = _READ, *, advance: Advance = lambda n=1, /: None) -> Iterator[tuple[str, bool]]:
         """Yield the text in pieces of about `size` bytes at most, and with each whether a document ends there.
 
         A document longer than `size` is cut before a space or the end of a line that stands between two words, where
-        tokenizers divide text too, so that its tokens are those of the uncut text.
+        tokenizers divide text too, so that its tokens are those of the uncut text. `advance` is told how many bytes
+        were read.
         """
         rest = b""
         for data in self.chunks(size):
+            advance(len(data))
             *whole, rest = (rest + data).split(END_BYTE)
             for document in whole:
                 yield document.decode(), True
@@ -274,7 +278,9 @@ def _encode(piece: str, index: int) -> bytes:
     try:
         return piece.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"document {index} is not valid Unicode ({error}): encode it with errors='replace'") from error
+        raise InputError(
+            f"document {index} is not valid Unicode ({error}): have it replaced (--text-errors replace)"
+        ) from error
 
 
 def _word_end(data: bytes) -> int:

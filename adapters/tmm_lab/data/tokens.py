@@ -1,9 +1,9 @@
-"""Token files, mapped into memory.
+"""Tokens of a text, mapped into memory.
 
 A token file holds an end-of-text, then the tokens of each document followed by an end-of-text. The first token of the
 file is never a target; an evaluation predicts each of the others exactly once. So a model pays for the bytes of its
 text and for the end of each document, as the baselines do. A document begins at the end-of-text before it, which is the
-only context of its first token.
+only context of its first token. Where tokens are bytes, the text is its own token file.
 """
 
 from __future__ import annotations
@@ -13,24 +13,35 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tmm_adapters.files import atomic_write, digest
-from tmm_adapters.tokenizers import Tokenizer
+from tmm_adapters.tokenizers import ByteTokenizer, Tokenizer
 from tmm_core.errors import InputError
 
-from .text import Part, description_path
+from ..progress import Advance, waiting
+from .text import END_BYTE, Part, description_path
 
-__all__ = ["bits_per_byte", "open_tokens", "write_tokens"]
+__all__ = ["Tokens", "bits_per_byte", "open_tokens", "write_tokens"]
 
 _BATCH = 1 << 20  # characters tokenized at a time
 
 
-def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str], *, check: bool = True) -> NDArray[Any]:
-    """Tokenize `part` into a `.npy` file and return the file, mapped into memory.
+class Tokens(Protocol):
+    """Token ids, of which those that are asked for are read: an array, or what can be sliced like one."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def __getitem__(self, places: slice, /) -> NDArray[Any]:
+        """Return the tokens at some places."""
+
+
+def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str], *, check: bool = True) -> Tokens:
+    """Return the tokens of `part`, mapped into memory; unless they are its bytes, they are written into a `.npy` file.
 
     Parameters
     ----------
@@ -46,14 +57,19 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str],
 
     Returns
     -------
-    array of uint16 or uint32, shape (n_tokens,)
-        An end-of-text, then each document followed by an end-of-text; read-only and read from disk as needed.
+    Tokens
+        An end-of-text, then each document followed by an end-of-text, as uint16 or uint32; read-only and read from disk
+        as needed.
 
     Raises
     ------
+    ValueError
+        If the tokenizer does not give the text back.
     OSError
         If the file cannot be written, for instance on a full disk; what was there before remains.
     """
+    if tokenizer.fingerprint == ByteTokenizer.fingerprint:
+        return _ByteTokens(part)
     path = Path(path)
     description = {"part": part.sha256, "text": part.text.sha256, "tokenizer": tokenizer.fingerprint}
     try:
@@ -65,10 +81,10 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str],
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         pass  # nothing usable is there, so it is written now
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
-    with atomic_write(path) as file:
+    with atomic_write(path) as file, waiting("tokenizing", part.size) as advance:
         _write_header(file, dtype, 0)
         n_tokens = 0
-        for ids in _batches(part, tokenizer):
+        for ids in _batches(part, tokenizer, advance):
             n_tokens += len(ids)
             file.write(ids.astype(dtype).data)
         _write_header(file, dtype, n_tokens)
@@ -109,13 +125,40 @@ def bits_per_byte(nats: float, part: Part) -> float:
     return nats / math.log(2) / part.n_bytes
 
 
-def _batches(part: Part, tokenizer: Tokenizer) -> Iterator[NDArray[Any]]:
+class _ByteTokens:
+    """The tokens of a part that are its bytes, read from the text, whose ends of documents are ends of text."""
+
+    def __init__(self, part: Part) -> None:
+        """Map the text into memory."""
+        self._text = np.memmap(part.text.path, np.uint8, "r")
+        self._spans = part.spans
+        self._firsts = np.cumsum([0, *(stop - start for start, stop in part.spans)])  # in the part, of each span
+
+    def __len__(self) -> int:
+        return 1 + int(self._firsts[-1])
+
+    def __getitem__(self, places: slice, /) -> NDArray[Any]:
+        first, stop, _ = places.indices(len(self))
+        pieces = [np.frombuffer(END_BYTE if first == 0 < stop else b"", np.uint8)]
+        at, end = max(first - 1, 0), stop - 1  # in the part
+        span = int(np.searchsorted(self._firsts, at, "right")) - 1
+        while at < end:
+            upto = min(end, int(self._firsts[span + 1]))
+            offset = self._spans[span][0] - int(self._firsts[span])
+            pieces.append(self._text[offset + at : offset + upto])
+            at, span = upto, span + 1
+        tokens = np.concatenate(pieces).astype(np.uint16)
+        tokens[tokens == END_BYTE[0]] = ByteTokenizer.end_of_text
+        return tokens
+
+
+def _batches(part: Part, tokenizer: Tokenizer, advance: Advance) -> Iterator[NDArray[Any]]:
     """Yield the tokens of `part`, an end-of-text before the first document and after each."""
     end = np.asarray([tokenizer.end_of_text])
     yield end
     texts: list[str] = []
     ends: list[bool] = []
-    for text, ends_document in part.pieces(_BATCH):
+    for text, ends_document in part.pieces(_BATCH, advance=advance):
         texts.append(text)
         ends.append(ends_document)
         if sum(map(len, texts)) >= _BATCH:

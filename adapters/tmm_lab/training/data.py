@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig
 from tmm_adapters.files import add_sum, digest
 from tmm_adapters.tokenizers import (
+    TOKENIZER_BYTES,
     ByteTokenizer,
     Tokenizer,
     check_fits,
@@ -21,11 +19,16 @@ from tmm_adapters.tokenizers import (
 from tmm_core.errors import InputError, MissingFileError
 
 from ..data.config import DataConfig
+from ..data.overlap import MUCH, shared_part
 from ..data.text import Part, Text, open_text, write_text
-from ..data.tokens import write_tokens
+from ..data.tokens import Tokens, write_tokens
+from ..progress import note, waiting
 from .runs import Run
 
 __all__ = ["Data", "open_data", "prepare_data", "with_vocabulary"]
+
+
+_ABOUT = 0.9  # as much as was asked for: documents are held out whole
 
 
 @dataclass(frozen=True)
@@ -36,19 +39,21 @@ class Data:
     training: Part
     held_out: Part
     tokenizer: Tokenizer
-    training_tokens: NDArray[Any]
-    held_out_tokens: NDArray[Any]
+    training_tokens: Tokens
+    held_out_tokens: Tokens
 
 
 def prepare_data(run: Run, source: DataConfig) -> Data:
     """Write the text of `source`, its tokenizer and its tokens into the run's folder."""
     run.data.mkdir(exist_ok=True)
-    text = write_text(source.documents(), run.data / "text")
+    with waiting(f"reading {source.name}", source.size()) as advance:
+        text = write_text(source.documents(advance), run.data / "text")
+    training, held_out = text.split(source.held_out_bytes)
+    _tell(source, training, held_out)
     if source.tokenizer is not None:
         tokenizer = read_tokenizer(Path(source.tokenizer))
     elif source.vocab is not None:
-        training, _ = text.split(source.held_out_bytes)
-        tokenizer = train_tokenizer((piece for piece, _ in training.pieces()), source.vocab)
+        tokenizer = _train_tokenizer(training, source.vocab)
     else:
         tokenizer = ByteTokenizer()
     tokenizer.save(run.folder)
@@ -90,6 +95,35 @@ def with_vocabulary(config: ModelConfig, tokenizer: Tokenizer, *, given: bool) -
         config = replace(config, vocab_size=tokenizer.vocab_size)  # type: ignore[type-var]
     check_fits(tokenizer, config.vocab_size)
     return config
+
+
+def _tell(source: DataConfig, training: Part, held_out: Part) -> None:
+    """Say where the parts are not what one would expect."""
+    n_bytes, asked = held_out.n_bytes, source.held_out_bytes
+    share = n_bytes / (n_bytes + training.n_bytes)
+    if asked != DataConfig.held_out_bytes and n_bytes < _ABOUT * asked:
+        note(
+            f"held out {n_bytes:,} bytes, not the {asked:,} of --held-out-bytes: a twentieth of the text is the most, "
+            "or 4,096 bytes of a short one"
+        )
+    if share > 0.1:
+        note(f"{share:.0%} of the text is held out, for it is short, and a little of it would tell little: add text")
+    if (shared := shared_part(held_out, training)) > MUCH:
+        note(
+            f"the training text holds {shared:.0%} of the held-out text as well, word for word, so bits per byte will "
+            "be too low: leave out what is there twice"
+        )
+
+
+def _train_tokenizer(training: Part, vocab_size: int) -> Tokenizer:
+    what = f"training a tokenizer of {vocab_size:,} ids"
+    with waiting(what, min(training.size, TOKENIZER_BYTES)) as advance:
+        tokenizer = train_tokenizer((piece for piece, _ in training.pieces(advance=advance)), vocab_size)
+    if tokenizer.vocab_size < vocab_size:
+        note(
+            f"the text yields a tokenizer of {tokenizer.vocab_size:,} ids, not {vocab_size:,}: a longer one yields more"
+        )
+    return tokenizer
 
 
 def _tokenized(run: Run, source: DataConfig, text: Text, tokenizer: Tokenizer, *, check: bool) -> Data:

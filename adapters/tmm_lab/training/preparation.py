@@ -23,7 +23,6 @@ from tmm_adapters.pretrained import load_params, save_params
 from ..data.config import DataConfig
 from ..evaluation.baselines import baseline_costs
 from ..evaluation.measure import prompt_ids
-from ..progress import waiting
 from .data import prepare_data, with_vocabulary
 from .job import Job
 from .options import TrainingOptions
@@ -89,8 +88,7 @@ def prepared(run: Run) -> Job:
     """
     config, source, options = run.parsed()
     _clear(run)
-    with waiting(f"reading {source.name}"):
-        data = prepare_data(run, source)
+    data = prepare_data(run, source)
     config = with_vocabulary(config, data.tokenizer, given=run.description["vocab_given"])
     job = Job.of(run, config, options, data)
     prompt_ids(options.prompt, data.tokenizer, job.architecture.longest_text(config))  # refuses one that is too long

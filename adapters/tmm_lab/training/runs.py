@@ -2,7 +2,7 @@
 
 run.json            the configuration: model, options, text; the steps that are planned; whether it is finished
 tokenizer.json      what makes tokens of text
-data/               the text as tokens, memory-mapped
+data/               the text, and its tokens unless they are its bytes, memory-mapped
 initial/            the model that training began from, where it is one that was trained before
 checkpoints/        step-00000100, …, each a model folder with what training needs to go on
 parameters/         step-00000100.safetensors, …, at every evaluation those that the architecture wants kept
