@@ -65,8 +65,8 @@ def unfinished(whole: Path, out: Path, *, step: int = STEPS, steps: int | None =
     """Return a copy of a run that was ended after `step`, and that is to have `steps`."""
     shutil.copytree(whole, out)
     run = Run.open(out)
-    steps = steps or run.description["steps"]
-    run.describe(finished=False, steps=steps, options={**run.description["options"], "steps": steps})
+    longer = {} if steps is None else {"steps": steps, "options": {**run.description["options"], "steps": steps}}
+    run.describe(finished=False, **longer)
     shutil.rmtree(run.model)
     for path in checkpoints(run.checkpoints):
         if step_of(path) > step:

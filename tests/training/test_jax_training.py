@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.training_runs import ONE_THREAD, WHOLE, recorded
+from support.training_runs import ONE_THREAD, STEPS, WHOLE, recorded, traces, unfinished, weights
 
 from tmm_adapters.pretrained import load_params
 from tmm_lab.data.dataset import TokenWindows
@@ -100,3 +101,29 @@ def test_two_devices_and_no_pytorch_train_the_same_run(in_jax: Path, text: Path,
         ours, alone = recorded(out, name), recorded(in_jax, name)
         assert ours.keys() == alone.keys()
         np.testing.assert_allclose(list(ours.values()), list(alone.values()), rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+def test_two_devices_go_on_after_the_samples_of_one(in_jax: Path, tmp_path: Path) -> None:
+    run = unfinished(in_jax, tmp_path / "run", step=8)
+    env = {**ONE_THREAD, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    code = "import sys; from tmm_lab.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "train", "--resume", str(run.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, done.stderr
+    assert recorded(run.folder, "tokens")[STEPS] == (4 * 8 + 8 * (STEPS - 8)) * 16
+
+
+@pytest.mark.slow
+def test_what_the_environment_says_to_jax_changes_no_run(
+    in_jax: Path, arguments: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    env = {"JAX_DEFAULT_MATMUL_PRECISION": "bfloat16", "JAX_ENABLE_X64": "1", "JAX_DEFAULT_PRNG_IMPL": "rbg"}
+    env |= {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1"}
+    code = "import sys; from tmm_lab.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, *arguments("jax", tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**ONE_THREAD, **env})
+    assert done.returncode == 0, done.stderr
+    assert "float32" in done.stdout
+    assert weights(tmp_path / "run") == weights(in_jax)
+    assert traces(tmp_path / "run") == traces(in_jax)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import socket
@@ -29,7 +30,7 @@ from tmm_lab.evaluation.torch_model import TorchModel
 from tmm_lab.training.options import TrainingOptions
 from tmm_lab.training.runs import Run
 from tmm_lab.training.torch import state as torch_state
-from tmm_lab.training.torch.runtime import TorchRuntime, make_runtime
+from tmm_lab.training.torch.runtime import TorchRuntime, make_runtime, settings
 from tmm_lab.training.torch.trainer import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -207,6 +208,43 @@ def test_a_compiled_model_trains_the_same_run(
     np.testing.assert_allclose(list(ours.values()), list(theirs.values()), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"LOCAL_RANK": "0"},
+        {"RANK": "1", "WORLD_SIZE": "2", "PMI_SIZE": "2", "OMPI_COMM_WORLD_SIZE": "2"},
+        {
+            "ACCELERATE_MIXED_PRECISION": "bf16",
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "3",
+            "ACCELERATE_DYNAMO_BACKEND": "eager",
+            "ACCELERATE_USE_FSDP": "true",
+            "ACCELERATE_USE_CPU": "nonsense",
+            "ACCELERATE_TORCH_DEVICE": "meta",
+        },
+    ],
+)
+def test_what_the_environment_says_to_libraries_changes_no_run(
+    variables: dict[str, str],
+    arguments: Callable[..., list[str]],
+    in_torch: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(arguments("torch", tmp_path / "run")) == 0
+    assert "cpu, 1 thread, float32" in capsys.readouterr().out
+    assert weights(tmp_path / "run") == weights(in_torch)
+    assert {name: os.environ[name] for name in variables} == variables, "they are the user's"
+
+
+def test_an_environment_that_forbids_what_is_asked_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    with pytest.raises(ValueError, match="TORCH_COMPILE_DISABLE=1 in the environment keeps --compile"):
+        settings(TrainingOptions(compile=True)).__enter__()
+
+
 # Several processes
 
 
@@ -252,6 +290,25 @@ def test_two_processes_train_one_run(text: Path, tmp_path: Path) -> None:
     a, b = (read_tensors(folder / "model" / "model.safetensors") for folder in (out, alone))
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_after_the_samples_of_one(in_torch: Path, tmp_path: Path) -> None:
+    run = unfinished(in_torch, tmp_path / "run", step=8)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    tmm = [sys.executable, "-c", "import sys; from tmm_lab.cli import main; sys.exit(main(sys.argv[1:]))"]
+    done = subprocess.run(
+        [*command, *tmm, "train", "--resume", str(run.folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=ONE_THREAD,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "note: a step trains on 8 samples here, and did on 4:" in done.stdout
+    expected = {step: (4 * step if step <= 8 else 4 * 8 + 8 * (step - 8)) * 16 for step in range(1, STEPS + 1)}
+    assert recorded(run.folder, "tokens") == expected
+    assert f"trained on   {expected[STEPS]:,} tokens" in done.stdout
 
 
 SIGNALLED = """
