@@ -18,14 +18,14 @@ def runs(rng, *, seeds, documents, difference, spread, noise):
     return (first + deviation) * n_bytes * math.log(2), first * n_bytes * math.log(2), n_bytes
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("seeds", [2, 3])
 @pytest.mark.parametrize(("spread", "noise"), [(0.01, 0.05), (0.001, 0.3)])
 def test_intervals_hold_the_difference_at_their_level(seeds, spread, noise):
     rng = np.random.default_rng(1)
     held = 0
     for repetition in range(400):
-        first, second, n_bytes = runs(rng, seeds=seeds, documents=100, difference=0.05, spread=spread, noise=noise)
-        found = paired_difference(first, second, n_bytes, resamples=1000, seed=repetition)
+        first, second, n_bytes = runs(rng, seeds=seeds, documents=50, difference=0.05, spread=spread, noise=noise)
+        found = paired_difference(first, second, n_bytes, resamples=400, seed=repetition)
         held += found.low <= 0.05 <= found.high
     # Four standard errors of 400 repetitions below 95 %; above it intervals are wider than they need be, which they are
     # where documents decide: their noise is in the spread of the seeds as well.

@@ -28,9 +28,7 @@ def document_bytes(part: Part) -> NDArray[np.int64]:
 
 
 @torch.inference_mode()
-def document_nats(
-    model: Any, windows: TokenWindows, end_of_text: int, *, batch: int
-) -> NDArray[np.float64]:
+def document_nats(model: Any, windows: TokenWindows, end_of_text: int, *, batch: int) -> NDArray[np.float64]:
     """Return the cross-entropy (nats) of each document, (documents,), summed over its tokens and its end.
 
     Parameters

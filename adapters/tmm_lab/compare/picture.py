@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,15 +28,22 @@ def draw_comparison(path: Path, results: Results) -> None:
     for entry, colour in zip(results.entries, colours, strict=True):
         tokens, bits = _curves(entry)
         reference = entry is results.entries[0]
-        for panel, costs in zip(axes, (tokens, tokens * entry.flops_per_token, tokens / entry.training_rate), strict=False):
+        for panel, costs in zip(
+            axes, (tokens, tokens * entry.flops_per_token, tokens / entry.training_rate), strict=False
+        ):
             _draw_curve(panel, costs, bits, colour, thick=reference)
         for panel, cost in zip(axes[3:], (entry.parameters / 1e6, entry.memory_bytes / 2**20), strict=False):
             low, high = min(entry.final), max(entry.final)
+            style: dict[str, Any] = {"color": colour, "marker": "s" if reference else "o", "capsize": 3}
             middle = float(np.mean(entry.final))
-            panel.errorbar(
-                [cost], [middle], yerr=[[middle - low], [high - middle]], color=colour, marker="s" if reference else "o", capsize=3
-            )  # fmt: skip
-    names = ("training tokens", "training FLOPs", "seconds of training", "parameters (millions)", "memory of a step (MiB)")
+            panel.errorbar([cost], [middle], yerr=[[middle - low], [high - middle]], **style)
+    names = (
+        "training tokens",
+        "training FLOPs",
+        "seconds of training",
+        "parameters (millions)",
+        "memory of a step (MiB)",
+    )
     for panel, name in zip(axes, names, strict=False):
         panel.set_xlabel(name)
         panel.spines[["top", "right"]].set_visible(False)
@@ -55,9 +63,7 @@ def _curves(entry: Entry) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return np.asarray(common, np.float64), np.asarray(bits)
 
 
-def _draw_curve(
-    axes: Axes, costs: NDArray[np.float64], bits: NDArray[np.float64], colour: str, *, thick: bool
-) -> None:
+def _draw_curve(axes: Axes, costs: NDArray[np.float64], bits: NDArray[np.float64], colour: str, *, thick: bool) -> None:
     axes.plot(costs, bits.mean(axis=0), color=colour, linewidth=2.6 if thick else 1.4, marker="o", markersize=3)
     axes.fill_between(costs, bits.min(axis=0), bits.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
@@ -70,4 +76,6 @@ def _draw_key(axes: Axes, entries: Sequence[Entry], colours: Sequence[str]) -> N
         y = 1 - (place + 0.5) / max(len(order), 8)
         axes.plot([0.0, 0.07], [y, y], color=colours[i], linewidth=3, transform=axes.transAxes)
         axes.text(0.1, y, entries[i].label, va="center", transform=axes.transAxes)
-        axes.text(0.95, y, f"{np.mean(entries[i].final):.3f}", va="center", ha="right", color=GREY, transform=axes.transAxes)
+        axes.text(
+            0.95, y, f"{np.mean(entries[i].final):.3f}", va="center", ha="right", color=GREY, transform=axes.transAxes
+        )

@@ -7,16 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tmm_adapters.files import atomic_write
 from tmm_core.errors import InputError
 
+from .options import Equal
 from .statistics import MARGIN, Difference, Verdict, verdict
 
-__all__ = ["Curve", "Entry", "Equal", "Results", "read_results", "table", "write_results"]
+__all__ = ["Curve", "Entry", "Results", "read_results", "table", "write_results"]
 
-Equal = Literal["parameters", "flops", "width", "seconds", "memory"]
 FORMAT, VERSION = "tmm-comparison", 1
 
 
@@ -135,23 +135,25 @@ def table(results: Results) -> str:
         "bits per byte", f"{results.entries[0].label} less it",
     )  # fmt: skip
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for entry in sorted(results.entries, key=lambda entry: _mean(entry.final)):
-        lines.append(
-            (
-                entry.label,
-                str(entry.config.get("d_model", "")),
-                f"{entry.parameters / 1e6:.2f} M",
-                f"{entry.flops_per_token / 1e6:.1f} M",
-                f"{entry.memory_bytes / 2**20:.0f} MiB",
-                f"{entry.training_rate:,.0f}",
-                f"{entry.decoding_rate:,.0f}",
-                f"{entry.learning_rate:.2g}",
-                f"{_mean(entry.final):.3f}" + (f" ± {_spread(entry.final):.3f}" if len(entry.final) > 1 else ""),
-                "" if entry.difference is None else _interval(entry.difference),
-            )
-        )
+    lines += [_row(entry) for entry in sorted(results.entries, key=lambda entry: _mean(entry.final))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    spread = f" ± {_spread(entry.final):.3f}" if len(entry.final) > 1 else ""
+    return (
+        entry.label,
+        str(entry.config.get("d_model", "")),
+        f"{entry.parameters / 1e6:.2f} M",
+        f"{entry.flops_per_token / 1e6:.1f} M",
+        f"{entry.memory_bytes / 2**20:.0f} MiB",
+        f"{entry.training_rate:,.0f}",
+        f"{entry.decoding_rate:,.0f}",
+        f"{entry.learning_rate:.2g}",
+        f"{_mean(entry.final):.3f}{spread}",
+        "" if entry.difference is None else _interval(entry.difference),
+    )
 
 
 def _interval(difference: Difference) -> str:
