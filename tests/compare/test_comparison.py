@@ -71,6 +71,7 @@ def test_all_models_read_the_same_text_in_the_same_order(whole):
     assert {path.resolve() for path in folder.glob("runs/*/data")} == {(folder / "data").resolve()}
 
 
+@pytest.mark.slow  # trains all of it a second time
 def test_an_interrupted_comparison_ends_with_the_same_results(whole, data, tmp_path, monkeypatch):
     folder = tmp_path / "interrupted"
     for step in (3, 35, 30):  # of each session; runs that try learning rates have 20 steps, the others too

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tmm_adapters.architecture import architectures, get_architecture
 
 from ..data.config import DataConfig
 from .fields import CommandParser, add_fields, given_fields
 
-__all__ = ["add_parser", "run"]
+if TYPE_CHECKING:
+    from ..compare.options import Arm, ComparisonOptions
+
+__all__ = ["add_parser", "compared", "run"]
 
 HELD_OUT_BYTES = 131_072
 
@@ -38,7 +43,9 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
         "--out", type=Path, metavar="DIR", help="folder of the comparison (default: comparisons/equal-<what>)"
     )
     add_fields(parser.add_argument_group("comparison"), ComparisonOptions)
-    add_fields(parser.add_argument_group("text and tokens"), DataConfig)
+    add_fields(
+        parser.add_argument_group("text and tokens"), DataConfig, defaults=DataConfig(held_out_bytes=HELD_OUT_BYTES)
+    )
     parser.set_defaults(run=run)
 
 
@@ -52,10 +59,15 @@ def run(arguments: argparse.Namespace) -> int:
     arms = [Arm(label=name, architecture=name) for name in getattr(arguments, "arch", _all())]
     for arm in arms:
         get_architecture(arm.architecture)
+    folder = getattr(arguments, "out", Path("comparisons") / f"equal-{options.equal}")
+    return compared(folder, arms, options, data)
+
+
+def compared(folder: Path, arms: Sequence[Arm], options: ComparisonOptions, data: DataConfig) -> int:
+    """Compare models in a folder, show the table, and return the exit code."""
     from ..compare.comparison import InterruptedRun, compare
     from ..compare.results import table
 
-    folder = getattr(arguments, "out", Path("comparisons") / f"equal-{options.equal}")
     try:
         results = compare(folder, arms, options, data)
     except InterruptedRun as interrupted:

@@ -18,13 +18,14 @@ from typing import Any
 from tmm_adapters.architecture import ModelConfig, config_from_dict, config_to_dict
 from tmm_adapters.devices import torch_device
 from tmm_adapters.files import add_sum, atomic_write, digest
+from tmm_adapters.words import counted
 
 from ..data.config import DataConfig
 from ..evaluation.accounts import Speeds, speeds
 from ..progress import Advance, waiting
 from ..training import session
 from ..training.data import Data
-from ..training.display import Silence, counted, duration
+from ..training.display import Silence, duration
 from ..training.loop import DivergedError
 from ..training.options import TrainingOptions
 from ..training.preparation import description_of

@@ -42,7 +42,7 @@ def document_nats(model: Any, windows: TokenWindows, end_of_text: int, *, batch:
     batch : int
         Windows computed at a time.
     """
-    document = np.cumsum(windows.tokens == end_of_text) - 1  # of the token after each
+    document = np.cumsum(windows.tokens[:] == end_of_text) - 1  # of the token after each
     nats = np.zeros(int(document[-2]) + 1)
     device = next(model.parameters()).device
     with waiting("measuring documents", len(windows)) as advance:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from tmm_adapters.words import counted
 from tmm_core.errors import InputError
 
 from ..evaluation.accounts import Speeds
-from ..training.display import counted, duration
+from ..training.display import duration
 from ..training.reporter import FINAL_SAMPLE_TOKENS, SAMPLE_TOKENS
 from .options import ComparisonOptions
 
