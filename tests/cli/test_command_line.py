@@ -179,7 +179,12 @@ def test_what_a_command_does_not_know_is_told_with_its_own_usage(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Abbreviations are not known: what begins one option today may begin two tomorrow."""
-    options = {"generate": ["--prompt", "a"], "eval": ["--text", "a"], "convert": ["a", "b"]}.get(command, [])
+    options = {
+        "generate": ["--prompt", "a"],
+        "eval": ["--text", "a"],
+        "convert": ["a", "b"],
+        "study": ["efficiency", "--quick"],
+    }.get(command, [])
     for unknown, hint in (("--debu", "; did you mean --debug?"), ("--surely-unknown", "")):
         with pytest.raises(SystemExit) as stopped:
             main([command, *options, unknown])
