@@ -169,7 +169,7 @@ def test_a_path_that_is_wrong_is_bad_input_and_not_a_failure(
         ["convert", REFERENCE / "flat.safetensors", text / "run"],
         ["train", *TINY, "--text", tmp_path / "none.txt"],
         ["generate", tmp_path / "none", "--prompt", "a"],
-        ["eval", model, "--text", tmp_path],
+        ["eval", model, "--text", tmp_path / "none"],
     ):
         assert re.search(r"choose|check|name", refused(*command, code=2)), "the remedy"
 
