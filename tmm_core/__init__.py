@@ -11,7 +11,7 @@ with channels outside the head, and positions in another segment, read as zero.
 """
 
 from . import lm
-from ._dispatch.choice import choose_engine, chosen_backend, use_backend
+from ._dispatch.choice import choose_engine, chosen_backend, current_backend, use_backend
 from .backend import available_backends, get_backend, registered_backends
 from .config import TMMConfig
 from .index import OperatorIndex, fredholm_index, toeplitz_symbol
@@ -37,6 +37,7 @@ __all__ = [
     "causal_toeplitz_solve",
     "choose_engine",
     "chosen_backend",
+    "current_backend",
     "document_positions",
     "fredholm_index",
     "get_backend",
@@ -53,3 +54,5 @@ __all__ = [
     "toeplitz_symbol",
     "use_backend",
 ]
+
+__version__ = "0.1.0"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from types import ModuleType
 
-from ._arrays.exchange import Array, library_of, namespace_of
-from ._arrays.properties import computed_in, conj, device_of, result_dtype_name, values_known
+from ._arrays.exchange import Array, library_of
+from ._arrays.properties import computed_in, conj, device_of, values_known, with_one
 from ._definition import direct
-from ._definition.toeplitz import Method
+from ._definition.toeplitz import Method, quiet
 from ._dispatch.checks import (
     check_arrays,
     check_count,
@@ -17,6 +17,7 @@ from ._dispatch.checks import (
     check_method,
     check_segments,
     check_signal,
+    warn_of_layout,
 )
 from ._dispatch.choice import bridge_of, chosen_backend, compute_correlate, compute_matmul
 from ._dispatch.compilation import one_operation
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 LEAF = 16
-"""Length up to which `causal_toeplitz_solve` multiplies by the inverse."""
+"""Length up to which `causal_toeplitz_solve` substitutes forwards."""
 
 
 @one_operation
@@ -58,7 +59,7 @@ def causal_toeplitz(w: Array, n: int) -> Array:
     TypeError
         If `w` is no floating array.
     ValueError
-        If `w` has no lags or `n` is negative.
+        If `w` has other axes or `n` is negative.
 
     Examples
     --------
@@ -70,9 +71,8 @@ def causal_toeplitz(w: Array, n: int) -> Array:
     """
     n = check_count("n", n, 0)
     _, (w,) = check_arrays(w=w)
-    result_dtype_name(w)
     check_filter("w", w, (1, 2, 3))
-    return direct.toeplitz_block(w, (0, n), (0, n))
+    return direct.toeplitz_block(with_one(w, -1), (0, n), (0, n))
 
 
 @one_operation
@@ -117,12 +117,17 @@ def causal_toeplitz_matmul(
     Raises
     ------
     TypeError
-        If the arrays are no floating arrays of one library.
+        If the arrays are no floating arrays of one library, or of a class that may mean more than its numbers.
     ValueError
         If shapes do not fit, the arrays are on different devices, or `segment_ids` decrease (NaN in traced code, and on
         accelerators, which are not made to wait).
     LookupError
         If the backend is unknown or not installed.
+
+    Warns
+    -----
+    UserWarning
+        If `w` has more lags than x has times, and as many as x has channels: time may be on the wrong axis.
 
     Notes
     -----
@@ -134,6 +139,7 @@ def causal_toeplitz_matmul(
 
     A non-finite `x` at t makes NaN of its channel and its kernel's neighbours on `[t, t + k)`, a non-finite lag j
     makes NaN of its head from j on; all else is as if the entry were zero.
+    Sizes of zero are allowed: no lags, or no rows of a kernel, are the zero operator.
     Finite arrays give finite results where those are representable. With `method="direct"` this asks that `eps` times
     the sum of the terms' magnitudes is representable, too: rounding beyond that may give an infinity.
 
@@ -146,6 +152,7 @@ def causal_toeplitz_matmul(
     array([ 1., 12., 23.])
     """
     xp, (w, x, segment_ids) = check_arrays(w=w, x=x, segment_ids=segment_ids)
+    warn_of_layout(w, x)
     return product(xp, w, x, segment_ids, adjoint=adjoint, method=method, backend=backend)
 
 
@@ -170,6 +177,9 @@ def product(
     if x.ndim == 1:
         x = x[:, None]
     check_heads("w's first axis", w.shape[0], x.shape[-1])
+    if 0 in w.shape:
+        w = functools.reduce(with_one, (-1, -2, -3), w)
+        x = xp.where(xp.zeros_like(x, dtype=xp.bool), x, xp.zeros_like(x))  # is read by no lag, whatever it holds
     if segment_ids is not None:
         segment_ids, ordered = check_segments(xp, segment_ids, x, ordered=ordered)
     y = compute_matmul(
@@ -208,7 +218,7 @@ def causal_toeplitz_correlate(
 
     Returns
     -------
-    array, (heads, lags), or (heads, kernel_size, lags) where kernel_size > 1, or (lags,) for one-dimensional x and g
+    array, (heads, lags), (heads, kernel_size, lags) where kernel_size is not 1, or (lags,) for one-dimensional x and g
 
     Raises
     ------
@@ -231,8 +241,8 @@ def causal_toeplitz_correlate(
     array([11.,  4.,  0.])
     """
     xp, (x, g, segment_ids) = check_arrays(x=x, g=g, segment_ids=segment_ids)
-    lags, heads = check_count("lags", lags, 1), check_count("heads", heads, 1)
-    kernel_size = check_count("kernel_size", kernel_size, 1)
+    lags, heads = check_count("lags", lags, 0), check_count("heads", heads, 0)
+    kernel_size = check_count("kernel_size", kernel_size, 0)
     check_method(method)
     vector = x.ndim == 1
     check_signal("x", x, vector=True)
@@ -249,17 +259,19 @@ def causal_toeplitz_correlate(
         xp,
         x,
         g,
-        lags=lags,
-        heads=heads,
-        kernel_size=kernel_size,
+        lags=max(lags, 1),
+        heads=max(heads, 1),
+        kernel_size=max(kernel_size, 1),
         method=method,
         segment_ids=segment_ids,
         ordered=ordered,
         backend=backend,
     )
+    if 0 in (lags, heads, kernel_size):
+        c = c[:heads, :kernel_size, :lags]
     if vector and kernel_size == 1:
         return xp.reshape(c, (lags,))
-    return c if kernel_size > 1 else xp.reshape(c, (heads, lags))
+    return xp.reshape(c, (heads, lags)) if kernel_size == 1 else c
 
 
 @one_operation
@@ -291,7 +303,7 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     Notes
     -----
     The causal product with `column` plus the adjoint product with `conj(row)`, both of length n = max(p, q); cost and
-    error are those of the two. Serves what `scipy.linalg.matmul_toeplitz` does.
+    error are those of the two, which must be representable. Serves what `scipy.linalg.matmul_toeplitz` does.
 
     Examples
     --------
@@ -308,6 +320,7 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
         raise InputError(
             f"column and row must have equally many heads, and are {tuple(column.shape)} and {tuple(row.shape)}"
         )
+    dtype, (column, row, x) = computed_in(column, row, x)  # as the sum of both parts
     p, q = column.shape[-1], row.shape[-1]
     time = max(x.ndim - 2, 0)
     if x.shape[time] != q:
@@ -315,14 +328,15 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     if p > q:
         rest = xp.zeros((*x.shape[:time], p - q, *x.shape[time + 1 :]), dtype=x.dtype, device=device_of(x))
         x = xp.concat([x, rest], axis=time)
+    row = with_one(row, -1)
     above = xp.concat([xp.zeros_like(row[..., :1]), conj(row[..., 1:])], axis=-1)
-    y = causal_toeplitz_matmul(column, x, backend=backend)
-    y = y + causal_toeplitz_matmul(above, x, adjoint=True, backend=backend)
-    return y[:p] if x.ndim == 1 else y[..., :p, :]
+    y = product(xp, column, x, None, backend=backend)
+    y = y + product(xp, above, x, None, adjoint=True, backend=backend)
+    return xp.astype(y[:p] if x.ndim == 1 else y[..., :p, :], dtype, copy=False)
 
 
 @one_operation
-def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
+def causal_toeplitz_solve(w: Array, y: Array, /, *, backend: str | None = None) -> Array:
     """Return x with `T(w) x = y`, by halving: O(n log^2 n).
 
     Parameters
@@ -331,6 +345,8 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
         Lags of `h` filters, with `w[..., 0]` not zero.
     y : array, (..., n, d), floating, `h` dividing d
         Right-hand sides. With `w` of shape `(k,)` also `(n,)`.
+    backend : str, optional
+        As for `causal_toeplitz_matmul`.
 
     Returns
     -------
@@ -346,8 +362,12 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     Notes
     -----
     The first half of x comes from the first half of y; its product with `w` then leaves an equation of half the
-    length. Only products, so it differentiates where its products do. The error is that of the
-    products times the condition number of `T(w)`. Newton's iteration on the lags would be unstable.
+    length, down to a few times, which are substituted forwards. So it differentiates where products do, and its error
+    is theirs times the condition number of `T(w)`. Newton's iteration on the lags would be unstable.
+
+    A solution may leave the range of its dtype: entries that do not depend on those beyond it are as exact as ever. A
+    non-finite y at t makes NaN of its channel from t on (at t alone where `w` has one lag), a non-finite lag j of its
+    head from j on.
 
     Examples
     --------
@@ -355,7 +375,7 @@ def causal_toeplitz_solve(w: Array, y: Array, /) -> Array:
     >>> causal_toeplitz_solve(np.asarray([1.0, 10.0]), np.asarray([1.0, 12.0, 23.0]))
     array([1., 2., 3.])
     """
-    return _solution(w, y, chosen_backend())
+    return _solution(w, y, chosen_backend(backend))
 
 
 def _solution(w: Array, y: Array, backend: str) -> Array:
@@ -371,7 +391,7 @@ def _solution(w: Array, y: Array, backend: str) -> Array:
     w = w[None, :] if w.ndim == 1 else w
     y = y[:, None] if y.ndim == 1 else y
     check_heads("w's first axis", w.shape[0], y.shape[-1])
-    if values_known(w) and bool(xp.any(w[:, 0] == 0)):
+    if 0 not in y.shape and (w.shape[-1] == 0 or (values_known(w) and bool(xp.any(w[:, 0] == 0)))):
         raise InputError("w[..., 0] must not be zero: the matrix has no inverse")
     bridge = bridge_of(library_of(y))
     if isinstance(bridge, LazyBridge):
@@ -379,33 +399,28 @@ def _solution(w: Array, y: Array, backend: str) -> Array:
     dtype, (w, y) = computed_in(w, y)
     if 0 in shape:
         return xp.astype(y, dtype, copy=True)
-    v = direct.inverse(_first_lags(w, min(LEAF, y.shape[-2])))
-    return xp.reshape(xp.astype(_solve(w, v, y, backend), dtype, copy=False), shape)
+    with quiet():
+        x = _solve(xp, w, y, backend)
+    return xp.reshape(xp.astype(x, dtype, copy=False), shape)
 
 
-def _solve(w: Array, v: Array, y: Array, backend: str) -> Array:
-    """Return the solution for `w` of shape `(h, k)`, y of shape `(..., n, d)`; `v` are the inverse's first lags."""
-    xp = namespace_of(w, y)
+def _solve(xp: ModuleType, w: Array, y: Array, backend: str) -> Array:
+    """Return the solution for `w` of shape `(h, k)`, y of shape `(..., n, d)`."""
     n = y.shape[-2]
     if n <= LEAF:
-        return direct.solve(_first_lags(w, n), v[:, :n], y)
+        return direct.solve(w[:, : min(n, w.shape[-1])], y)
     half = LEAF
     while 2 * half < n:
         half *= 2
-    first = _solve(w, v, y[..., :half, :], backend)
+    first = _solve(xp, w, y[..., :half, :], backend)
     rest = y[..., half:, :]
     known = xp.concat([first, xp.zeros_like(rest)], axis=-2)
-    seen = causal_toeplitz_matmul(w, known, backend=backend)[..., half:, :]
-    return xp.concat([first, _solve(w, v, rest - seen, backend)], axis=-2)
-
-
-def _first_lags(w: Array, n: int) -> Array:
-    """Return the first n lags, zeros where `w` has fewer."""
-    return direct.toeplitz_block(w, (0, n), (0, 1))[..., 0]
+    seen = product(xp, w, known, None, backend=backend)[..., half:, :]
+    return xp.concat([first, _solve(xp, w, rest - seen, backend)], axis=-2)
 
 
 @one_operation
-def causal_toeplitz_inverse(w: Array, n: int) -> Array:
+def causal_toeplitz_inverse(w: Array, n: int, *, backend: str | None = None) -> Array:
     """Return the first n lags of the inverse: `T(causal_toeplitz_inverse(w, n)) T(w) = 1`.
 
     Parameters
@@ -414,6 +429,8 @@ def causal_toeplitz_inverse(w: Array, n: int) -> Array:
         Lags, with `w[..., 0]` not zero.
     n : int
         Lags of the result; an inverse has infinitely many.
+    backend : str, optional
+        As for `causal_toeplitz_matmul`.
 
     Returns
     -------
@@ -440,5 +457,5 @@ def causal_toeplitz_inverse(w: Array, n: int) -> Array:
     heads = w.shape[0] if w.ndim == 2 else 1
     times = xp.arange(n, device=device_of(w))
     unit = xp.astype(xp.broadcast_to((times == 0)[:, None], (n, heads)), w.dtype)
-    v = causal_toeplitz_solve(w, unit)
+    v = causal_toeplitz_solve(w, unit, backend=backend)
     return v[:, 0] if w.ndim == 1 else xp.permute_dims(v, (1, 0))

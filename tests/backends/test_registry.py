@@ -103,6 +103,38 @@ def test_blocks_of_generators_end_in_any_order(register: Register) -> None:
     assert tmm_core.chosen_backend() == "auto"
 
 
+def test_a_choice_without_a_block_holds_until_the_next(register: Register) -> None:
+    register("twice", doubling("twice"))
+    tmm_core.use_backend("twice")
+    try:
+        np.testing.assert_array_equal(product(), 2 * Y)
+        assert tmm_core.current_backend(X) == "twice"
+        with tmm_core.use_backend("numpy"):
+            np.testing.assert_array_equal(product(), Y)
+            tmm_core.use_backend("twice")
+            np.testing.assert_array_equal(product(), 2 * Y)
+        tmm_core.use_backend("numpy")
+        with tmm_core.use_backend("twice"):
+            assert tmm_core.current_backend(X) == "twice"
+        assert tmm_core.current_backend(X) == "numpy", "a block ends with what was chosen before it"
+        seen: list[str] = []
+        thread = threading.Thread(target=lambda: seen.append(tmm_core.chosen_backend()))
+        thread.start()
+        thread.join()
+        assert seen == ["auto"]
+    finally:
+        tmm_core.use_backend("auto")
+    assert tmm_core.current_backend(X) in tmm_core.available_backends()
+
+
+def test_choices_do_not_pile_up() -> None:
+    from tmm_core._dispatch import choice
+
+    for _ in range(9):
+        tmm_core.use_backend("auto")
+    assert len(choice._choices.get()) <= 2
+
+
 def test_an_unknown_backend_names_the_choices() -> None:
     with pytest.raises(LookupError, match="unknown backend ''"):
         product(backend="")
@@ -381,9 +413,9 @@ def test_numpy_and_torch_share_memory() -> None:
 def test_lists_and_mixed_libraries_are_refused() -> None:
     import torch
 
-    with pytest.raises(TypeError, match=r"expected an array, got list: wrap it"):
+    with pytest.raises(TypeError, match=r"w: expected an array, got list: pass its numbers"):
         tmm_core.causal_toeplitz_matmul([1.0], X)
-    with pytest.raises(TypeError, match=r"expected arrays of one library, got numpy.ndarray and torch.Tensor"):
+    with pytest.raises(TypeError, match=r"expected arrays of one library.*w is a numpy\.ndarray, x is a torch\.Tensor"):
         tmm_core.causal_toeplitz_matmul(W, torch.asarray(X))
 
 

@@ -63,8 +63,6 @@ def test_filters_without_an_index():
         (np.asarray([1.0, np.nan]), ValueError, r"w must be finite, and w\[1\] is nan"),
         (np.asarray([[1.0, 2.0], [-np.inf, 1.0]]), ValueError, r"w\[1, 0\] is -inf"),
         (np.asarray([complex(1, np.inf)]), ValueError, "w must be finite"),
-        (np.zeros(0), ValueError, "at least one of each"),
-        (np.zeros((2, 0)), ValueError, "at least one of each"),
         (np.float64(1.0), ValueError, r"must be \(k,\)"),
         (np.zeros((1, 1, 1, 1)), ValueError, r"must be \(k,\)"),
         (np.asarray([2**53 + 1]), ValueError, "beyond 2\\^53"),

@@ -19,11 +19,31 @@ def swapped(a):
     return a.astype(a.dtype.newbyteorder())
 
 
-class Subclass(np.ndarray):
-    """What multiplies in a way of its own."""
+class Metres(np.ndarray):
+    """Numbers with a unit, as astropy and unyt make them."""
 
-    def __mul__(self, other):
-        raise RuntimeError("not the library's arithmetic")
+
+class Wrapped:
+    """What holds an array and hands on what it is asked for, as pint's quantities do."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __getattr__(self, name):
+        return getattr(self._array, name)
+
+    def __array__(self, *args, **options):
+        return self._array
+
+
+class Labelled:
+    """What can be converted to an array, as data frames can."""
+
+    def __init__(self, array):
+        self.values, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __array__(self, *args, **options):
+        return self.values
 
 
 @pytest.mark.parametrize(
@@ -31,12 +51,11 @@ class Subclass(np.ndarray):
     [
         np.asfortranarray,
         swapped,
-        lambda a: a.view(Subclass),
         lambda a: np.flip(np.flip(a).copy()),
         lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
         lambda a: np.lib.stride_tricks.as_strided(a, a.shape, a.strides, writeable=False),
     ],
-    ids=["fortran", "byte-swapped", "subclass", "negative-strides", "gaps", "read-only"],
+    ids=["fortran", "byte-swapped", "negative-strides", "gaps", "read-only"],
 )
 def test_any_memory_layout_is_read_as_its_values(made, backend):
     w, x, ids = made(W), made(X), made(IDS)
@@ -112,6 +131,63 @@ def test_what_is_no_plain_array_is_refused(made, words):
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             call()
+
+
+PLAN = tmm_core.stream_plan(W, 8)
+TAKE = {
+    "w": lambda a: tmm_core.causal_toeplitz_matmul(a(W), X),
+    "x": lambda a: tmm_core.causal_toeplitz_matmul(W, a(X)),
+    "segment_ids": lambda a: tmm_core.causal_toeplitz_matmul(W, X, segment_ids=a(IDS)),
+    "g": lambda a: tmm_core.causal_toeplitz_correlate(X, a(X), lags=2),
+    "column": lambda a: tmm_core.toeplitz_matmul(a(W[0]), W[0], X[0, :5, :3]),
+    "row": lambda a: tmm_core.toeplitz_matmul(W[0], a(W[0]), X[0, :5, :3]),
+    "y": lambda a: tmm_core.causal_toeplitz_solve(W[0, :2], a(X[0])),
+    "w of an inverse": lambda a: tmm_core.causal_toeplitz_inverse(a(W[0]), 3),
+    "w of a matrix": lambda a: tmm_core.causal_toeplitz(a(W), 3),
+    "w of a layer": lambda a: tmm_core.mix_tokens(a(W), X),
+    "bias": lambda a: tmm_core.mix_tokens(W, X, a(BIAS)),
+    "w of a plan": lambda a: tmm_core.stream_plan(a(W), 8),
+    "bias of a plan": lambda a: tmm_core.stream_plan(W, 8, bias=a(BIAS)),
+    "x of a prompt": lambda a: tmm_core.stream_prefill(PLAN, tmm_core.stream_init(PLAN, (2,), 4), a(X)),
+    "padding": lambda a: tmm_core.stream_prefill(PLAN, tmm_core.stream_init(PLAN, (2,), 4), X, padding=a(IDS[:2])),
+    "x of a token": lambda a: tmm_core.stream_step(PLAN, tmm_core.stream_init(PLAN, (2,), 4), a(X[:, 0])),
+    "indices": lambda a: tmm_core.stream_reorder(tmm_core.stream_init(PLAN, (2,), 4), a(IDS[:2])),
+    "w of an index": lambda a: tmm_core.fredholm_index(a(W)),
+    "w of a symbol": lambda a: tmm_core.toeplitz_symbol(a(W), points=2),
+    "theta": lambda a: tmm_core.toeplitz_symbol(W, a(X[0, 0])),
+    "segment_ids of positions": lambda a: tmm_core.document_positions(a(IDS)),
+    "x of a choice": lambda a: tmm_core.current_backend(a(X)),
+}
+
+
+@pytest.mark.parametrize("argument", TAKE)
+def test_what_may_mean_more_than_its_numbers_is_refused_by_its_name(argument):
+    name = argument.split()[0]
+    for made, words in (
+        (lambda a: a.view(Metres), rf"^{name} must be a plain array, and is a .*Metres.*numpy.asarray\({name}\)"),
+        (np.ma.asarray, f"^{name} must have all its entries, and is a masked array: fill it"),
+        (Wrapped, f"^{name}: expected an array, got .*Wrapped: pass its numbers"),
+        (Labelled, f"^{name}: expected an array, got .*Labelled: pass its numbers"),
+    ):
+        with pytest.raises(InputTypeError, match=words):
+            TAKE[argument](made)
+
+
+def test_files_in_memory_are_plain(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert isinstance(x, np.memmap)
+    np.testing.assert_array_equal(tmm_core.causal_toeplitz_matmul(W, x), tmm_core.causal_toeplitz_matmul(W, X))
+
+
+def test_meaning_inside_of_lazy_blocks_is_refused():
+    da = import_or_skip("dask.array")
+    lazy = da.from_array(X, chunks=3).map_blocks(lambda block: block.view(Metres), meta=np.zeros(0).view(Metres))
+    with pytest.raises(InputTypeError, match=r"x must be a plain array, and is a .*Metres"):
+        tmm_core.causal_toeplitz_matmul(W, lazy)
+    plan = tmm_core.stream_plan(W, 8)
+    with pytest.raises(InputTypeError, match="make the plan from such a w"):
+        tmm_core.stream_step(plan, tmm_core.stream_init(plan, (2,), 4), da.from_array(X[:, 0]))
 
 
 def test_sparse_and_nested_tensors_are_refused():

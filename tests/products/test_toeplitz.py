@@ -28,7 +28,9 @@ W, X = RNG.standard_normal((2, 5)), RNG.standard_normal((3, 20, 4))
             "method must be .auto. or .direct.",
             lambda: tmm_core.causal_toeplitz_matmul(W, X, method="exact"),
         ),
-        (ValueError, r"w must be \(k,\)", lambda: tmm_core.causal_toeplitz_matmul(W[:, :0], X)),
+        (TypeError, "w: expected arrays of float16", lambda: tmm_core.causal_toeplitz_matmul(W > 0, X)),
+        (TypeError, "x: expected arrays of float16", lambda: tmm_core.mix_tokens(W, X.astype(int))),
+        (TypeError, "bias: expected arrays", lambda: tmm_core.mix_tokens(W, X, np.zeros((2, 20), int))),
         (ValueError, r"w must be \(k,\)", lambda: tmm_core.causal_toeplitz_matmul(W[None, None], X)),
         (ValueError, "one-dimensional filter", lambda: tmm_core.causal_toeplitz_matmul(W, X[0, :, 0])),
         (ValueError, "not decrease", lambda: tmm_core.causal_toeplitz_matmul(W, X, segment_ids=np.arange(20)[::-1])),
@@ -36,13 +38,15 @@ W, X = RNG.standard_normal((2, 5)), RNG.standard_normal((3, 20, 4))
         (ValueError, "broadcast", lambda: tmm_core.causal_toeplitz_matmul(W, X, segment_ids=np.zeros(19, int))),
         (LookupError, "unknown backend", lambda: tmm_core.causal_toeplitz_matmul(W, X, backend="abacus")),
         (ValueError, "x's shape", lambda: tmm_core.causal_toeplitz_correlate(X, X[:1], lags=3)),
-        (ValueError, "at least 1", lambda: tmm_core.causal_toeplitz_correlate(X, X, lags=0)),
+        (ValueError, "at least 0", lambda: tmm_core.causal_toeplitz_correlate(X, X, lags=-1)),
         (TypeError, "integer", lambda: tmm_core.causal_toeplitz_correlate(X, X, lags=2.0)),
         (ValueError, "must divide", lambda: tmm_core.causal_toeplitz_correlate(X, X, lags=2, heads=3)),
         (ValueError, "negative|at least 0", lambda: tmm_core.causal_toeplitz(W, -1)),
         (ValueError, "kernel axis", lambda: tmm_core.causal_toeplitz_solve(W[:, None], X)),
         (ValueError, "no inverse", lambda: tmm_core.causal_toeplitz_solve(0 * W, X)),
+        (ValueError, "no inverse", lambda: tmm_core.causal_toeplitz_solve(W[:, :0], X)),
         (ValueError, "no inverse", lambda: tmm_core.causal_toeplitz_inverse(0 * W, 4)),
+        (ValueError, "must divide", lambda: tmm_core.causal_toeplitz_matmul(W[:0], X)),
         (ValueError, "as many times", lambda: tmm_core.toeplitz_matmul(W, W, X)),
         (ValueError, "equally many heads", lambda: tmm_core.toeplitz_matmul(W, W[:1], X[:, :5])),
     ],
@@ -116,6 +120,69 @@ def test_solutions_of_any_length(n):
     assert x.shape == y.shape
     np.testing.assert_allclose(tmm_core.causal_toeplitz_matmul(w, x), y, atol=1e-12)
     assert tmm_core.causal_toeplitz_inverse(w, n).shape == (2, n)
+
+
+@pytest.mark.parametrize(("dtype", "w", "n", "finite"), [(float, [1.0, -10.0], 400, 309), ("f4", [1, -5], 100, 56)])
+def test_solutions_that_grow_are_finite_up_to_the_overflow(dtype, w, n, finite, backend):
+    found = tmm_core.causal_toeplitz_inverse(np.asarray(w, dtype), n, backend=backend)
+    exact = (-float(w[1])) ** np.arange(finite)
+    np.testing.assert_allclose(found[:finite], exact, rtol=1e-3 if dtype == "f4" else 1e-10)
+    assert not np.isfinite(found[finite:]).any()
+    # What does not depend on the overflow: another channel, and a filter of one lag.
+    y = np.zeros((n, 2), dtype)
+    y[0, 0] = y[-1, 1] = 1
+    assert np.isfinite(tmm_core.causal_toeplitz_solve(np.asarray(w, dtype), y, backend=backend)[:, 1]).all()
+    tiny = np.asarray([np.finfo(dtype).tiny])
+    x = tmm_core.causal_toeplitz_solve(tiny, np.asarray([1e10, 0, 1e-5], dtype), backend=backend)
+    assert np.isfinite(x).tolist() == [False, True, True]
+
+
+def test_a_library_without_transforms_is_served_by_sums():
+    strict = import_or_skip("array_api_strict")
+    w, x = RNG.standard_normal((2, 300)), RNG.standard_normal((300, 4))
+    w[:, 0] = 40
+    strict.set_array_api_strict_flags(enabled_extensions=())
+    try:
+        pair = strict.asarray(w), strict.asarray(x)
+        found = [
+            tmm_core.causal_toeplitz_matmul(*pair),
+            tmm_core.causal_toeplitz_correlate(pair[1], pair[1], lags=300, heads=2),
+            tmm_core.causal_toeplitz_solve(*pair),
+            tmm_core.toeplitz_matmul(pair[0], None, pair[1]),
+        ]
+    finally:
+        strict.reset_array_api_strict_flags()
+    expected = [
+        tmm_core.causal_toeplitz_matmul(w, x),
+        tmm_core.causal_toeplitz_correlate(x, x, lags=300, heads=2),
+        tmm_core.causal_toeplitz_solve(w, x),
+        tmm_core.toeplitz_matmul(w, None, x),
+    ]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, atol=1e-10)
+
+
+def test_general_products_are_as_exact_as_their_dtype():
+    column, row, x = RNG.standard_normal(9), RNG.standard_normal(9).astype("f4"), RNG.standard_normal(9).astype("f4")
+    y = tmm_core.toeplitz_matmul(column, row, x)
+    np.testing.assert_allclose(y, scipy.linalg.toeplitz(column, np.r_[0, row[1:]]) @ x.astype(float), rtol=1e-12)
+    halves = np.asarray([60000], "f2")  # whose sum with another is in range
+    assert (
+        tmm_core.toeplitz_matmul(np.asarray([2], "f2"), np.asarray([0, -1.5], "f2"), np.r_[halves, halves])[0] == 30000
+    )
+
+
+def test_time_on_the_last_axis_is_warned_of():
+    w, x = RNG.standard_normal((4, 64)), RNG.standard_normal((8, 16, 64))
+    with pytest.warns(
+        UserWarning, match=r"x of shape \(8, 16, 64\) is read as 16 times of 64 channels.*64 lags"
+    ) as seen:
+        tmm_core.causal_toeplitz_matmul(w, x)
+    assert seen[0].filename == __file__
+    for fine in (x[..., :32], x.swapaxes(-1, -2)):
+        tmm_core.causal_toeplitz_matmul(w, fine)  # where a warning would be an error
+    tmm_core.mix_tokens(w, x)  # layers know their layout, and prompts are short
+    tmm_core.causal_toeplitz_solve(np.eye(64)[0], x)
 
 
 def test_a_right_hand_side_that_is_not_finite_makes_nan_from_there_on():

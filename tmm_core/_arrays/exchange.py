@@ -13,6 +13,7 @@ from ..errors import InputError, InputTypeError
 
 __all__ = [
     "Array",
+    "class_name",
     "cuda_stream_of",
     "device_kind",
     "dtype_name",
@@ -59,7 +60,7 @@ def namespace_of(*arrays: Array | None) -> ModuleType:
             continue
         namespace = _namespaces.get(type(array)) or _look_up(array)
         if found is not None and namespace is not found:
-            kinds = sorted({f"{type(a).__module__.split('.')[0]}.{type(a).__name__}" for a in arrays if a is not None})
+            kinds = sorted({class_name(a) for a in arrays if a is not None})
             raise InputTypeError(
                 f"expected arrays of one library, got {' and '.join(kinds)}: convert one, for example by from_dlpack"
             )
@@ -69,15 +70,34 @@ def namespace_of(*arrays: Array | None) -> ModuleType:
     return found
 
 
+def class_name(array: Array) -> str:
+    """Return the class of an array, with the library that has it."""
+    kind = type(array)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.split('.')[0]}.{kind.__name__}"
+
+
 def _look_up(array: Array) -> ModuleType:
-    if not compat.is_array_api_obj(array):
-        raise InputTypeError(f"expected an array, got {type(array).__name__}: wrap it, for example numpy.asarray(…)")
+    # Of the class: objects that hold an array, with units for example, hand on what they are asked for.
+    if not (compat.is_array_api_obj(array) and (hasattr(type(array), "__array_namespace__") or _is_known(array))):
+        raise InputTypeError(
+            f"expected an array, got {class_name(array)}: pass its numbers, for example numpy.asarray(…) of it"
+        )
     if getattr(array.dtype, "names", None) == ("float0",):  # NumPy's class, which is not JAX's for that
         raise InputTypeError("expected an array of numbers, got JAX's float0: the gradient of integers, which is none")
     namespace: ModuleType = compat.array_namespace(array)
     if type(array).__name__ not in ("FakeTensor", "FunctionalTensor"):  # a table with its classes stops the compiler
         _namespaces[type(array)] = namespace
     return namespace
+
+
+def _is_known(array: Array) -> bool:
+    """Return whether an array is of a library that array_api_compat lends a namespace."""
+    return (
+        compat.is_torch_array(array)
+        or compat.is_dask_array(array)
+        or compat.is_cupy_array(array)
+        or (compat.is_numpy_array(array) or compat.is_jax_array(array))
+    )
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # array_api_strict warns where its dtypes are compared with NumPy's
@@ -203,7 +223,8 @@ def _described(array: Array) -> Array:
     import numpy
 
     array = numpy.asarray(array, dtype=array.dtype.newbyteorder("="))
-    return array.copy() if min(array.strides, default=0) < 0 else array  # torch aborts the process on these
+    # Torch aborts the process on steps back, and its vectors read only entries in their natural places.
+    return array.copy() if min(array.strides, default=0) < 0 or not array.flags.aligned else array
 
 
 def _bfloat16(target: ModuleType) -> Any:

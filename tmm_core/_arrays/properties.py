@@ -26,6 +26,7 @@ __all__ = [
     "shift_channels",
     "values_known",
     "values_within_reach",
+    "with_one",
 ]
 
 _HALVES = ("float16", "bfloat16")
@@ -155,6 +156,18 @@ def shift_channels(a: Array, by: int, heads: int) -> Array:
     zeros = xp.zeros_like(a[..., :gap])
     parts = [zeros, a[..., : width - gap]] if by > 0 else [a[..., gap:], zeros]
     return xp.reshape(xp.concat(parts, axis=-1), (*a.shape[:-2], heads * width))
+
+
+def with_one(a: Array, axis: int) -> Array:
+    """Return `a` with one zero along an axis that has none, others as they are: a filter of one lag for no lags."""
+    if a.shape[axis] > 0:
+        return a
+    xp = namespace_of(a)
+    shape = list(a.shape)
+    shape[axis] = 1
+    one = xp.zeros(tuple(shape), dtype=a.dtype, device=device_of(a))
+    # Joined, so that there are derivatives for `a`; Dask forgets what it joins to nothing.
+    return one if compat.is_dask_array(a) else xp.concat([a, one], axis=axis)
 
 
 def as_integers(a: Array) -> Array:

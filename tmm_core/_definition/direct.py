@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator
 
 from .._arrays.exchange import Array, dtype_name, namespace_of
 from .._arrays.properties import conj, device_of, matmul, nan_where, shift_channels, values_known
-from .masks import nan_mask_of_outputs
 
-__all__ = ["correlation", "inverse", "product", "solve", "toeplitz_block"]
+__all__ = ["correlation", "product", "solve", "toeplitz_block"]
 
 ROWS_AT_ONCE = 1 << 20
 """Entries of a Toeplitz matrix that a direct product holds at a time."""
@@ -106,35 +105,24 @@ def _diagonal_sums(g: Array, x: Array, lags: int) -> Array:
     return total[:, :lags]
 
 
-def solve(w: Array, v: Array, y: Array) -> Array:
-    """Return x with `T(w) x = y` for few times n, by the first n lags `v` of the inverse and one refinement.
+def solve(w: Array, y: Array) -> Array:
+    """Return x with `T(w) x = y` for few times n, by forward substitution: `w` is `(h, k)`, k <= n, y `(..., n, d)`.
 
-    `w` and `v` are `(h, n)`, y is `(..., n, d)`.
+    No entry touches one after it, so that those before an overflow do not know of it.
     """
     xp = namespace_of(w, y)
-    first = xp.arange(w.shape[-1], device=device_of(w)) == 0
-    bad_w, bad_y = ~xp.isfinite(w) | ((w == 0) & first), ~xp.isfinite(y)
-    nan_mask = nan_mask_of_outputs(w[:, None, :], y, bad_w[:, None, :], bad_y, adjoint=False, segment_ids=None)
-    w = xp.where(bad_w, xp.astype(first, w.dtype), w)[:, None, :]
-    y = xp.where(bad_y, xp.zeros_like(y), y)
-    v = v[:, None, :]
-    x = _product(v, y, adjoint=False)
-    x = x + _product(v, y - _product(w, x, adjoint=False), adjoint=False)
-    return nan_where(nan_mask, x)
-
-
-def inverse(w: Array) -> Array:
-    """Return the lags of the inverse, by forward substitution, as many as `w` of shape `(h, n)` has."""
-    xp = namespace_of(w)
-    first = xp.arange(w.shape[-1], device=device_of(w)) == 0
-    w = xp.where(xp.isfinite(w) & ((w != 0) | ~first), w, xp.astype(first, w.dtype))
-    matrix = toeplitz_block(w, (0, w.shape[-1]), (0, w.shape[-1]))
-    unit = xp.astype(first, w.dtype)
-    v = unit / w[:, :1]
-    for j in range(1, w.shape[-1]):  # in arrays of one shape, which eager JAX compiles once
-        known = xp.sum(matrix[:, j, :] * v, axis=-1, keepdims=True)
-        v = v - known / w[:, :1] * xp.roll(unit, j)
-    return v
+    (heads, lags), (n, d) = w.shape, y.shape[-2:]
+    w, y = (nan_where(~xp.isfinite(a), a) for a in (w, y))
+    y = xp.reshape(y, (*y.shape[:-1], heads, d // heads))  # (..., n, h, d / h)
+    columns = toeplitz_block(w, (0, n), (0, n))  # (h, n, n)
+    times = xp.reshape(xp.arange(n, device=device_of(w)), (-1, 1, 1))
+    x = []
+    for t in range(n):  # in arrays of one shape, which eager JAX compiles once
+        x.append(y[..., t, :, :] / w[:, :1])
+        column = xp.permute_dims(columns[..., t], (1, 0))[..., None]  # (n, h, 1)
+        read = (times > t) & (times < t + lags)
+        y = y - xp.where(read, column * x[-1][..., None, :, :], xp.zeros_like(y))
+    return xp.reshape(xp.stack(x, axis=-3), (*y.shape[:-2], d))
 
 
 def _rescued(operation: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:

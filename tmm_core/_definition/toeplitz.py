@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from types import ModuleType
 from typing import Any, Literal
 
 from .._arrays.exchange import Array, namespace_of
@@ -34,8 +35,7 @@ def causal_toeplitz_matmul(w: Array, x: Array, /, *, adjoint: bool, method: Meth
     x, bad_x = split_finite(x)
 
     def product(w: Array, x: Array) -> Array:
-        algorithm = direct if method == "direct" or x.shape[-2] <= DIRECT_BELOW else fourier
-        return algorithm.product(w, x, adjoint=adjoint)
+        return _algorithm(xp, method, x.shape[-2]).product(w, x, adjoint=adjoint)
 
     with quiet():
         y = product(w, x) if segment_ids is None else by_segments(product, w, x, segment_ids, adjoint=adjoint)
@@ -58,8 +58,7 @@ def causal_toeplitz_correlate(
     g, bad_g = split_finite(g)
 
     def correlate(x: Array, g: Array, lags: int) -> Array:
-        algorithm = direct if method == "direct" or x.shape[-2] <= DIRECT_BELOW else fourier
-        return algorithm.correlation(x, g, lags=lags, heads=heads, kernel_size=kernel_size)
+        return _algorithm(xp, method, x.shape[-2]).correlation(x, g, lags=lags, heads=heads, kernel_size=kernel_size)
 
     with quiet():
         if segment_ids is None:
@@ -73,6 +72,11 @@ def causal_toeplitz_correlate(
     if used < lags:
         c = xp.concat([c, xp.zeros((heads, kernel_size, lags - used), dtype=dtype, device=device_of(c))], axis=-1)
     return c
+
+
+def _algorithm(xp: ModuleType, method: Method, n: int) -> ModuleType:
+    """Return what computes n times: transforms are an extension of the array API, which a library may lack."""
+    return direct if method == "direct" or n <= DIRECT_BELOW or not hasattr(xp, "fft") else fourier
 
 
 def quiet() -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import operator
-import sys
+import warnings
 from contextlib import suppress
 from typing import Any
 
 import array_api_compat as compat
 
-from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import as_integers, device_of, values_known, values_within_reach
+from .._arrays.exchange import Array, class_name, namespace_of
+from .._arrays.plain import plain
+from .._arrays.properties import as_integers, device_of, result_dtype_name, values_known, values_within_reach
 from .._definition.masks import check_ordered
 from ..errors import InputError, InputTypeError
 
@@ -26,35 +26,60 @@ __all__ = [
     "check_signal",
     "no_room",
     "other_plan",
+    "warn_of_layout",
 ]
 
 _OPTIONAL = ("bias", "row", "segment_ids", "positions")
 """Arguments of the public functions that may be None."""
 
+_INTEGERS = ("segment_ids", "positions", "padding", "indices")
+"""Arguments that are no numbers to compute with."""
+
 
 def check_arrays(**arrays: Array | None) -> tuple[Any, list[Any]]:
     """Return the namespace of the arrays and the arrays, which must be of one library and on one device.
 
+    This is the one door for arguments that are arrays: what comes through is its numbers and nothing else.
     NumPy arrays join Dask's: their blocks are NumPy's.
     """
     given: list[Any] = []
+    floating: list[Any] = []
     lazy = None
     for name, array in arrays.items():
         if array is None:
             if name not in _OPTIONAL:
                 raise InputTypeError(f"{name} must be an array, and is None")
         else:
-            array = _plain(name, array)
+            array = plain(name, array)
+            if name not in _INTEGERS:
+                floating.append(array)
             lazy = array if compat.is_dask_array(array) else lazy
         given.append(array)
     if lazy is not None:
         asarray = namespace_of(lazy).asarray
         given = [asarray(array) if compat.is_numpy_array(array) else array for array in given]
-    xp = namespace_of(*given)
+    try:
+        xp = namespace_of(*given)
+        result_dtype_name(*floating)
+    except InputTypeError as error:
+        raise _named(dict(zip(arrays, given, strict=True)), error) from error
     # NumPy and Dask have one device; JAX places arrays over several and refuses by itself those that do not fit.
     if not (compat.is_numpy_namespace(xp) or compat.is_jax_namespace(xp) or lazy is not None):
         _check_devices(dict(zip(arrays, given, strict=True)))
     return xp, given
+
+
+def _named(arrays: dict[str, Array | None], error: InputTypeError) -> InputTypeError:
+    """Return an error of arrays together as one that says which they are."""
+    present = {name: array for name, array in arrays.items() if array is not None}
+    for name, array in present.items():
+        if name not in _INTEGERS:
+            try:
+                result_dtype_name(array)
+            except InputTypeError as own:
+                return InputTypeError(f"{name}: {own}")
+    kinds = ", ".join(f"{name} is a {class_name(array)}" for name, array in present.items())
+    return InputTypeError(f"{error}; {kinds}")
 
 
 def _check_devices(arrays: dict[str, Array | None]) -> None:
@@ -64,30 +89,11 @@ def _check_devices(arrays: dict[str, Array | None]) -> None:
         raise InputError(f"expected arrays on one device, got {places}: move them to one")
 
 
-def _plain(name: str, array: Array) -> Array:
-    """Return `array` as one whose entries all count, each in its place; refuse what cannot be made so unseen."""
-    if type(array) is sys.modules["numpy"].ndarray if "numpy" in sys.modules else False:
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    block = getattr(array, "_meta", array)  # what Dask's blocks are
-    if any(base.__name__ in ("MaskedArray", "MaskedTensor") for base in type(block).__mro__):
-        raise InputTypeError(
-            f"{name} must have all its entries, and is a masked array: fill it first, for example by zeros"
-        )
-    if compat.is_torch_array(array) and (str(array.layout) != "torch.strided" or array.is_nested):
-        raise InputTypeError(f"{name} must be a dense tensor, and is sparse or nested: convert it by to_dense()")
-    if compat.is_dask_array(array) and any(math.isnan(size) for size in array.shape):
-        raise InputError(f"{name} has chunks of unknown sizes, {array.shape}: call its compute_chunk_sizes() first")
-    if compat.is_numpy_array(array):
-        array = namespace_of(array).asarray(array)  # subclasses may compute in ways of their own
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    return array
-
-
 def check_filter(name: str, w: Array, ndims: tuple[int, ...]) -> None:
     """Refuse what is no filter of one of these numbers of axes."""
-    if w.ndim not in ndims or 0 in w.shape:
+    if w.ndim not in ndims:
         shapes = " or ".join({1: "(k,)", 2: "(h, k)", 3: "(h, m, k)"}[ndim] for ndim in ndims)
-        raise InputError(f"{name} must be {shapes} with at least one of each, and is {tuple(w.shape)}")
+        raise InputError(f"{name} must be {shapes}, and is {tuple(w.shape)}")
 
 
 def check_signal(name: str, x: Array, *, vector: bool) -> None:
@@ -97,9 +103,20 @@ def check_signal(name: str, x: Array, *, vector: bool) -> None:
         raise InputError(f"{name} must be (..., n, d){also}, and is {tuple(x.shape)}")
 
 
+def warn_of_layout(w: Array, x: Array) -> None:
+    """Warn where time looks to be last: x has fewer times than `w` has lags, and as many channels."""
+    if 0 < w.ndim < x.ndim and 1 < x.shape[-2] < w.shape[-1] == x.shape[-1]:
+        warnings.warn(
+            f"x of shape {tuple(x.shape)} is read as {x.shape[-2]} times of {x.shape[-1]} channels, and w has "
+            f"{w.shape[-1]} lags: time belongs on axis -2 and channels last; if they are last here, swap the two axes",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
 def check_heads(name: str, heads: int, channels: int) -> None:
     """Refuse heads that cannot share the channels equally."""
-    if channels % heads:
+    if channels % heads if heads else channels:
         raise InputError(
             f"{name}, {heads} heads, must divide the {channels} channels: every head owns as many channels"
         )

@@ -6,7 +6,7 @@ import functools
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -29,6 +29,7 @@ from ..backend import (
     run_matmul,
 )
 from ..errors import InputError, NotFoundError
+from .checks import check_arrays
 
 __all__ = [
     "bridge_of",
@@ -37,16 +38,18 @@ __all__ = [
     "chosen_backend",
     "compute_correlate",
     "compute_matmul",
+    "current_backend",
     "use_backend",
 ]
 
-# The `with` blocks that are open here, each with its own key, the innermost last.
-_blocks: ContextVar[tuple[tuple[object, str], ...]] = ContextVar("tmm_backend", default=())
+# What has been chosen here, the last choice last, and whether each is a `with` block's that has been entered.
+_choices: ContextVar[tuple[use_backend, ...]] = ContextVar("tmm_backend", default=())
 
 
-@contextmanager
-def use_backend(name: str) -> Iterator[None]:
-    """Choose the backend of every product computed inside the `with` block by this thread.
+class use_backend(AbstractContextManager[None]):
+    """Choose the backend of every product that this thread computes from here on, or in a `with` block.
+
+    Called, it holds until the next call; as a block, until its end, where what was chosen before holds again.
 
     Parameters
     ----------
@@ -62,18 +65,69 @@ def use_backend(name: str) -> Iterator[None]:
     --------
     >>> import numpy as np, tmm_core
     >>> with tmm_core.use_backend("numpy"):
-    ...     tmm_core.causal_toeplitz_matmul(np.asarray([0.0, 1.0]), np.asarray([1.0, 2.0, 3.0]))
+    ...     tmm_core.current_backend(np.ones(3))
+    'numpy'
+    >>> _ = tmm_core.use_backend("numpy")
+    >>> tmm_core.causal_toeplitz_matmul(np.asarray([0.0, 1.0]), np.asarray([1.0, 2.0, 3.0]))
     array([0., 1., 2.])
+    >>> _ = tmm_core.use_backend("auto")
     """
-    if name != "auto":
-        get_backend(name)
-    block = (object(), name)
-    _blocks.set((*_blocks.get(), block))
-    try:
-        yield
-    finally:
+
+    def __init__(self, name: str) -> None:
+        """Choose it from here on."""
+        if name != "auto":
+            get_backend(name)
+        self.name, self._is_block = name, False
+        self._choose()
+
+    def _choose(self) -> None:
+        chosen = _choices.get()
+        if len(chosen) > 1 and not (chosen[-1]._is_block or chosen[-2]._is_block):
+            chosen = (*chosen[:-2], chosen[-1])  # nothing leads back to the last choice but one
+        _choices.set((*chosen, self))
+
+    def __enter__(self) -> None:
+        """Choose it until the end of the block."""
+        if self not in _choices.get():  # it ended, or was made in another thread
+            self._choose()
+        self._is_block = True
+
+    def __exit__(self, *_: object) -> None:
+        """Let what was chosen before the block hold again, whatever was chosen in it."""
         # Not by a token of the variable: blocks in generators end in any order, and in other threads.
-        _blocks.set(tuple(other for other in _blocks.get() if other is not block))
+        chosen = _choices.get()
+        if self in chosen:
+            begin = end = chosen.index(self)
+            end += 1
+            while end < len(chosen) and not chosen[end]._is_block:
+                end += 1
+            _choices.set(chosen[:begin] + chosen[end:])
+        self._is_block = False
+
+
+def current_backend(x: Array, /) -> str:
+    """Return the name of the backend that computes products of x here and now, unless a call names another.
+
+    Parameters
+    ----------
+    x : array, (..., n, d) or (n,), floating
+        Signals: `auto` chooses by their library, device, dtype and shape.
+
+    Raises
+    ------
+    TypeError, ValueError, LookupError
+        As `causal_toeplitz_matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with use_backend("array_api"):
+    ...     current_backend(np.ones((8, 4)))
+    'array_api'
+    """
+    xp, (x,) = check_arrays(x=x)
+    request = Request(result_dtype_name(x), device_kind(x), False, x.shape if x.ndim > 1 else (*x.shape, 1))
+    return choose_engine(None, library_name(xp), request).name
 
 
 def compute_matmul(
@@ -122,15 +176,15 @@ def compute_correlate(
 
 
 def chosen_backend(backend: str | None = None) -> str:
-    """Return the name that the argument, else the `with` block, else `TMM_BACKEND` says, `auto` for none."""
+    """Return the name that the argument, else `use_backend`, else `TMM_BACKEND` says, `auto` for none."""
     if backend is not None:
         return backend
-    blocks = _blocks.get()
-    return blocks[-1][1] if blocks else _environment_choice()
+    chosen = _choices.get()
+    return chosen[-1].name if chosen else _environment_choice()
 
 
 def choose_engine(backend: str | None, library: str, request: Request) -> Engine:
-    """Return the engine of the argument, else of the `with` block, else of `TMM_BACKEND`, else the fastest one."""
+    """Return the engine of the argument, else of `use_backend`, else of `TMM_BACKEND`, else the fastest one."""
     name = chosen_backend(backend)
     if name == "auto":
         fastest = next(_supporting(library, request), None)

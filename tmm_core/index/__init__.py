@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import array_api_compat as compat
 
-from .._arrays.exchange import Array, dtype_name, plain_memory
-from .._arrays.properties import result_dtype_name, values_known
-from .._dispatch.checks import check_arrays, check_count, check_filter
+from .._arrays.exchange import Array, dtype_name, namespace_of, plain_memory
+from .._arrays.plain import plain
+from .._arrays.properties import result_dtype_name, values_within_reach
+from .._dispatch.checks import check_count, check_filter
 from ..errors import InputError, InputTypeError
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ def toeplitz_symbol(w: Array, theta: Any = None, /, *, points: int | None = None
     filters, exponent = normalised(_on_host(w))
     if points is not None:
         return scaled(on_grid(filters, check_count("points", points, 1)), exponent)
+    if not isinstance(theta, int | float | list | tuple):
+        theta = plain("theta", theta)  # an array in degrees, say, is refused
     angles = np.asarray(theta, dtype=np.float64)
     if not np.all(np.isfinite(angles)):
         raise InputError("theta must be finite, and has nan or inf: give angles in radians")
@@ -177,13 +180,14 @@ def _on_host(w: Array) -> Numbers:
     """Return finite filters of any library as float64 or complex128 in NumPy."""
     import numpy as np
 
-    xp, (w,) = check_arrays(w=w)
+    w = plain("w", w)
+    xp = namespace_of(w)
+    if not values_within_reach(w) and not compat.is_dask_array(w):
+        raise InputTypeError("w is traced and has no values yet: call this outside jit, grad, vmap and compile")
     if compat.is_torch_array(w):
         w = plain_memory(w).cpu()
     if compat.is_cupy_array(w):
         w = w.get()
-    if not values_known(w) and not compat.is_dask_array(w):
-        raise InputTypeError("w is traced and has no values yet: call this outside jit, grad, vmap and compile")
     if dtype_name(w.dtype) == "bfloat16":
         w = xp.astype(w, xp.float32)
     host = np.asarray(w)
@@ -193,6 +197,8 @@ def _on_host(w: Array) -> Numbers:
         host = host.astype(np.float64)
     result_dtype_name(host)
     check_filter("w", host, (1, 2, 3))
+    if 0 in host.shape[1:] or host.shape == (0,):  # no lags, and no rows of a kernel, are zeros
+        host = np.zeros([max(size, 1) if axis or host.ndim == 1 else size for axis, size in enumerate(host.shape)])
     if not np.all(np.isfinite(host)):
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
         raise InputError(f"w must be finite, and w{list(place)} is {host[place]}")

@@ -9,7 +9,15 @@ from typing import Any
 import array_api_compat as compat
 
 from .._arrays.exchange import Array, is_traced, library_of, namespace_of
-from .._arrays.properties import as_integers, device_of, is_real, result_dtype, result_dtype_name, values_within_reach
+from .._arrays.properties import (
+    as_integers,
+    device_of,
+    is_real,
+    result_dtype,
+    result_dtype_name,
+    values_within_reach,
+    with_one,
+)
 from .._dispatch import choice
 from .._dispatch.checks import check_arrays, check_count, check_filter, check_heads, check_rows, other_plan
 from ..backend import StreamState
@@ -96,8 +104,8 @@ def stream_plan(
     if leaf is not None and check_count("leaf", leaf, 1).bit_count() != 1:
         raise InputError(f"leaf must be a power of two, not {leaf}")
     xp, (w, bias) = check_arrays(w=w, bias=bias)
-    result_dtype_name(*(a for a in (w, bias) if a is not None))
     check_filter("w", w, (1, 2, 3))
+    w = with_one(w, -1)
     heads, dtype = int(w.shape[0]) if w.ndim > 1 else 1, w.dtype
     if bias is not None:
         check_bias_heads(w, bias)
@@ -163,7 +171,7 @@ def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dt
     >>> stream_init(stream_plan(np.ones(3), 8), (2,), 4).cache.shape
     (2, 8, 4)
     """
-    d = check_count("d", d, 1)
+    d = check_count("d", d, 0)
     if not isinstance(batch_shape, tuple | list):
         raise InputTypeError(f"batch_shape must be a tuple of integers, such as () or (2,), and is {batch_shape!r}")
     batch = tuple(check_count("each size of batch_shape", size, 0) for size in batch_shape)
@@ -191,7 +199,7 @@ def stream_prefill(
     state : StreamState
         A stream of this plan; consumed.
     x : array, (*batch, p, d)
-        One token or more.
+        Tokens; none leave the stream as it is.
     padding : array of integers, of the batch's shape, optional
         Tokens before each row's first one, fewer than p, which are read as zeros, and whose outputs mean nothing.
         Positions are counted from there. Only for the first tokens of a stream.
@@ -230,10 +238,10 @@ def stream_prefill(
     batch, d = state.shape[:-1], state.shape[-1]
     n = x.shape[-2] if getattr(x, "ndim", 0) >= 2 else 0
     x = state.steps.received(x, (*batch, n, d))
-    if n == 0:
-        raise InputError("x must have one token or more, (*batch, p, d): begin a stream without a prompt by a step")
     if padding is not None:
         padding = _check_padding(state, x, padding)
+    if n == 0:
+        return namespace_of(x).asarray(x, copy=True), state
     return state.steps.prefill(state, x, padding), state
 
 

@@ -210,7 +210,9 @@ class Stepper:
 
     def received(self, x: Array, shape: tuple[int, ...]) -> Array:
         """Return an input checked for its library, dtype and shape."""
-        _, (x, _) = check_arrays(x=x, **{"the plan's w": self.lags})
+        xp, (x, _) = check_arrays(x=x, **{"the plan's w": self.lags})
+        if xp is not self.xp:
+            raise InputTypeError(f"x is of {xp.__name__}, and the plan's w was not: make the plan from such a w")
         if x.dtype != self.dtype:
             raise InputTypeError(
                 f"expected x of the dtype {dtype_name(self.dtype)} that the stream was made for, "

@@ -336,7 +336,6 @@ def check_stream_refusals(library: Library, backend: str) -> None:
     prefill, step, token = streaming.stream_prefill, streaming.stream_step, x[:, 4, :]
     others = [library.asarray(layer.x[:, 4], dtype) for dtype in library.dtypes if dtype != "float32"]
     refused: tuple[tuple[type[Exception], str, Callable[[], Any]], ...] = (
-        (ValueError, "one token or more", lambda: prefill(plan, state, x[:, :0, :])),
         (ValueError, "4 tokens have come and 6 would follow", lambda: prefill(plan, state, x[:, :6, :])),
         (ValueError, "another plan", lambda: step(layer.plan(library, backend), state, token)),
         (ValueError, "another plan", lambda: prefill(layer.plan(library, backend), state, x)),

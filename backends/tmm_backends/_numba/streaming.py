@@ -71,7 +71,7 @@ class NumbaStream(LayerStream):
         if padding is not None:
             y = super().finished(y, position, padding)
             return y
-        by_head = y.reshape(len(y), len(self._w), -1)
+        by_head = y.reshape(len(y), len(self._w), y.shape[1] // len(self._w))
         if self.layer.sums is not None:
             by_head /= self.layer.sums[position]
         if self.layer.bias is not None:
@@ -116,7 +116,7 @@ class _Layout:
         self.tiles = Tiles(w, d, arithmetic)
         lags = np.array(w[..., :leaf], order="C")  # not read-only, which would be another type to Numba
         self.kernel: Any = steps.step if w.shape[1] == 1 else steps.step_across_channels
-        head = leaf, w.shape[-1] - 1, d, LARGE // (d * leaf), 0
+        head = leaf, w.shape[-1] - 1, d, LARGE // max(d * leaf, 1), 0
         self.pieces, self.lags = np.asarray([head], np.int64), lags
         if w.shape[1] == 1:
             self.pieces, self.lags = _pieces(head, lags[:, 0], Groups.of(d, len(w), arithmetic.lanes, packed=True))

@@ -1,0 +1,321 @@
+"""What a case has to give: the operations as sums over lags, with the error law's bound and where NaN belongs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..oracles import EPS, Numbers, error_factor
+from ..streaming import STREAMING_ERROR_CONSTANT
+from .cases import Case
+
+__all__ = ["Expected", "computed_dtype", "expected", "largest", "promoted"]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A result by definition."""
+
+    values: Numbers
+    """The values, those of finite entries where NaN belongs."""
+    bound: Numbers
+    """What the error may be."""
+    nans: Any
+    """Where NaN belongs."""
+    terms: Numbers
+    """The largest magnitude that is met on the way."""
+
+
+def promoted(*dtypes: str) -> str:
+    """Return what dtypes promote to; two halves that differ to float32."""
+    if len(set(dtypes)) == 1:
+        return dtypes[0]
+    double = any(dtype in ("float64", "complex128") for dtype in dtypes)
+    if any(dtype.startswith("complex") for dtype in dtypes):
+        return "complex128" if double else "complex64"
+    return "float64" if double else "float32"
+
+
+def computed_dtype(dtype: str) -> str:
+    """Return the dtype in which results of a dtype are computed."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def largest(dtype: str) -> float:
+    """Return the largest number of a dtype, of complex ones that of their parts."""
+    exact = {"float16": 65504.0, "bfloat16": 2.0**127 * (2 - 2.0**-7), "float32": 2.0**127 * (2 - 2.0**-23)}
+    return exact.get({"complex64": "float32"}.get(dtype, dtype), float(np.finfo(np.float64).max))
+
+
+def expected(case: Case) -> Expected:
+    """Return what the call has to give."""
+    return _OPERATIONS[case.operation](case)
+
+
+def _wide(case: Case, name: str) -> Numbers:
+    """Return an argument in a dtype that is more exact than what is computed in."""
+    values = case.arrays[name]
+    exact = any(dtype in ("float64", "complex128") for dtype in case.dtypes.values())
+    if np.iscomplexobj(values):
+        return values.astype(np.clongdouble if exact else np.complex128)
+    return values.astype(np.longdouble if exact else np.float64)
+
+
+def _clean(a: Numbers) -> tuple[Numbers, Any]:
+    """Return an array with zeros for what is not finite, and where that was."""
+    bad = ~np.isfinite(a)
+    return np.where(bad, 0, a), bad
+
+
+def _shifted(a: Numbers, by: int, heads: int) -> Numbers:
+    """Return `b[..., c] = a[..., c - by]` within each head's channels, zero where that leaves the head."""
+    if by == 0 or heads == 0:
+        return a
+    by_head = a.reshape(*a.shape[:-1], heads, -1) if a.size else a.reshape(*a.shape[:-1], heads, a.shape[-1] // heads)
+    shifted, width = np.zeros_like(by_head), by_head.shape[-1]
+    if abs(by) < width:
+        to, source = (slice(by, None), slice(None, -by)) if by > 0 else (slice(None, by), slice(-by, None))
+        shifted[..., to] = by_head[..., source]
+    return shifted.reshape(a.shape)
+
+
+def _of_channels(rows: Numbers, d: int) -> Numbers:
+    """Return one entry a head, on the first axis, as one a channel, on the last axis."""
+    return np.moveaxis(np.repeat(rows, d // max(len(rows), 1), axis=0), 0, -1)
+
+
+def _same(ids: Numbers | None, j: int) -> Any:
+    """Return which times and those j before are of one document, `(..., n - j, 1)`."""
+    return True if ids is None else (ids[..., j:] == ids[..., : ids.shape[-1] - j])[..., None]
+
+
+def _product(w: Numbers, x: Numbers, ids: Numbers | None, adjoint: bool) -> Numbers:
+    """Return the product of `(h, m, k)` and `(..., n, d)`, or the adjoint's."""
+    heads, kernel_size, lags = w.shape
+    n, d = x.shape[-2:]
+    y: Numbers = np.zeros(x.shape, np.result_type(w, x))
+    for i in range(kernel_size):
+        offset = kernel_size - 1 - i
+        read = x if adjoint else _shifted(x, offset, heads)
+        by_time: Numbers = np.zeros_like(y)
+        for j in range(min(lags, n)):
+            lag = _of_channels(w[:, i, j], d)
+            if adjoint:
+                by_time[..., : n - j, :] += lag.conj() * read[..., j:, :] * _same(ids, j)
+            else:
+                by_time[..., j:, :] += lag * read[..., : n - j, :] * _same(ids, j)
+        y += _shifted(by_time, -offset, heads) if adjoint else by_time
+    return y
+
+
+def _positions(ids: Numbers | None, shape: tuple[int, ...], from_end: bool = False) -> Numbers:
+    """Return the position of each time in its document, `(..., n)`."""
+    if ids is None:
+        times = np.broadcast_to(np.arange(shape[-1]), shape)
+        return times[..., ::-1] if from_end else times
+    same = ids[..., :, None] == ids[..., None, :]
+    before: Numbers = np.tri(shape[-1], k=-1, dtype=bool)
+    count: Numbers = np.sum(same & (before.T if from_end else before), axis=-1)
+    return count
+
+
+def _bounded_product(
+    case: Case, w: Numbers, x: Numbers, ids: Numbers | None = None, adjoint: bool = False, computed: str = ""
+) -> Expected:
+    """Return the product of what may not be finite, in the library's own error."""
+    computed = computed or computed_dtype(promoted(*(case.dtypes[name] for name in case.dtypes if name in ("w", "x"))))
+    (w, bad_w), (x, bad_x) = _clean(w), _clean(x)
+    n, d = x.shape[-2:]
+    heads, _, lags = w.shape
+    w, bad_w = w[..., :n], bad_w[..., :n]
+    norms_w, norms_x = np.sqrt(np.sum(np.abs(w) ** 2, -1)), np.sqrt(np.sum(np.abs(x) ** 2, -2, keepdims=True))
+    size = _product(norms_w[..., None], norms_x, None, adjoint)
+    bound = error_factor(n, computed) * size + n * _smallest(computed)
+    bound = np.broadcast_to(bound, x.shape).astype(size.dtype)
+    if "jax" in (case.library.split("-")[0], case.options.get("backend")):  # XLA reads zeros for what is subnormal
+        w_below, x_below = (np.where(np.abs(a) < _smallest(computed), np.abs(a), 0) for a in (w, x))
+        bound = bound + _product(w_below, np.abs(x), ids, adjoint) + _product(np.abs(w), x_below, ids, adjoint)
+    nans = np.zeros(x.shape, bool)
+    if bad_w.any() or bad_x.any():
+        nans = _product(np.ones(w.shape), bad_x.astype(float), ids, adjoint) > 0.5
+        position = _positions(ids, x.shape[:-1], from_end=adjoint)[..., None]
+        first = np.where(bad_w.any((1, 2)), np.argmax(bad_w.any(1), axis=-1), n) if lags and n else np.full(heads, n)
+        nans |= position >= _of_channels(first, d)
+    return Expected(_product(w, x, ids, adjoint), bound, nans, size)
+
+
+def _smallest(dtype: str) -> float:
+    """Return the smallest normal number: below it, results may be zero."""
+    return (
+        2.0**-126 if dtype in ("float32", "complex64", "bfloat16") else 2.0**-14 if dtype == "float16" else 2.0**-1022
+    )
+
+
+def _finished(found: Expected, result: str, computed: str) -> Expected:
+    """Return what is expected after a rounding to the result's dtype."""
+    if result in (computed, ""):
+        return found
+    rounding = EPS[result] * np.abs(found.values) + _smallest(result)
+    return Expected(found.values, found.bound + rounding, found.nans, found.terms)
+
+
+def _filter(w: Numbers) -> Numbers:
+    """Return `(h, m, k)`."""
+    return w[None, None] if w.ndim == 1 else w[:, None] if w.ndim == 2 else w
+
+
+def _signal(x: Numbers) -> Numbers:
+    return x[:, None] if x.ndim == 1 else x
+
+
+def _ids(case: Case, x: Numbers) -> Numbers | None:
+    return np.broadcast_to(case.arrays["segment_ids"], x.shape[:-1]) if "segment_ids" in case.arrays else None
+
+
+def _like(found: Expected, shape: tuple[int, ...]) -> Expected:
+    values, bound, nans = (np.reshape(a, shape) for a in (found.values, found.bound, found.nans))
+    return Expected(values, bound, nans, found.terms)
+
+
+def _matmul(case: Case) -> Expected:
+    w, x = _filter(_wide(case, "w")), _signal(_wide(case, "x"))
+    result = promoted(case.dtypes["w"], case.dtypes["x"])
+    found = _bounded_product(case, w, x, _ids(case, x), case.options.get("adjoint", False))
+    return _like(_finished(found, result, computed_dtype(result)), case.arrays["x"].shape)
+
+
+def _correlate(case: Case) -> Expected:
+    lags, heads, kernel_size = (case.options.get(name, 1) for name in ("lags", "heads", "kernel_size"))
+    result = promoted(case.dtypes["x"], case.dtypes["g"])
+    computed = computed_dtype(result)
+    (x, bad_x), (g, bad_g) = (_clean(_signal(_wide(case, name))) for name in ("x", "g"))
+    ids, n = _ids(case, x), x.shape[-2]
+
+    def correlation(x: Numbers, g: Numbers, ids: Numbers | None, lags: int) -> Numbers:
+        c: Numbers = np.zeros((heads, kernel_size, lags), np.result_type(x, g))
+        n = x.shape[-2]
+        for i in range(kernel_size):
+            read = _shifted(x, kernel_size - 1 - i, heads).conj()
+            for j in range(min(lags, n)):
+                products = g[..., j:, :] * read[..., : n - j, :] * _same(ids, j)
+                by_channel = products.sum(tuple(range(x.ndim - 1)))
+                c[:, i, j] = by_channel.reshape(heads, x.shape[-1] // heads).sum(-1)
+        return c
+
+    norms_x, norms_g = (np.sqrt(np.sum(np.abs(a) ** 2, -2, keepdims=True)) for a in (x, g))
+    size = correlation(norms_x, norms_g, None, 1)
+    bound = error_factor(n, computed) * size + x.size * _smallest(computed)
+    if "jax" in (case.library.split("-")[0], case.options.get("backend")):
+        x_below, g_below = (np.where(np.abs(a) < _smallest(computed), np.abs(a), 0) for a in (x, g))
+        bound = bound + correlation(x_below, np.abs(g), ids, lags) + correlation(np.abs(x), g_below, ids, lags)
+    nans = np.zeros((heads, kernel_size, lags), bool)
+    if bad_x.any() or bad_g.any():
+        ones = np.ones(x.shape)
+        nans |= (
+            correlation(bad_x.astype(float), ones, ids, lags) + correlation(ones, bad_g.astype(float), ids, lags) > 0
+        )
+    values = correlation(x, g, ids, lags)
+    shape = (lags,) if case.arrays["x"].ndim == 1 and kernel_size == 1 else (heads, lags)
+    shape = shape if kernel_size == 1 else values.shape
+    bound = np.broadcast_to(bound, values.shape)
+    return _like(_finished(Expected(values, bound, nans, size), result, computed), shape)
+
+
+def _general(case: Case) -> Expected:
+    column, x = _wide(case, "column"), _signal(_wide(case, "x"))
+    row = _wide(case, "row") if "row" in case.arrays else column.conj()
+    result = promoted(*case.dtypes.values())
+    p, q = column.shape[-1], row.shape[-1]
+    padded = np.concatenate([x, np.zeros((*x.shape[:-2], max(p - q, 0), x.shape[-1]))], axis=-2)
+    above = np.concatenate([np.zeros_like(row[..., :1]), row[..., 1:].conj()], axis=-1)
+    computed = computed_dtype(result)
+    parts = [
+        _bounded_product(case, _filter(column), padded, computed=computed),
+        _bounded_product(case, _filter(above), padded, adjoint=True, computed=computed),
+    ]
+    values, bound = (sum(getattr(part, name) for part in parts)[..., :p, :] for name in ("values", "bound"))
+    nans = (parts[0].nans | parts[1].nans)[..., :p, :]
+    terms = np.maximum(*(np.broadcast_to(np.max(np.abs(part.values), initial=0), 1) for part in parts))
+    shape = (p,) if case.arrays["x"].ndim == 1 else values.shape
+    # Each part is rounded to the result's dtype, and their sum.
+    size = sum(np.abs(part.values)[..., :p, :] for part in parts)
+    bound = bound + EPS[result] * size + 2 * _smallest(result)
+    return _like(_finished(Expected(values, bound, nans, terms), result, computed), shape)
+
+
+def _solve(case: Case) -> Expected:
+    w, y = _filter(_wide(case, "w"))[:, 0], _signal(_wide(case, "y"))
+    result = promoted(case.dtypes["w"], case.dtypes["y"])
+    computed = computed_dtype(result)
+    (w, bad_w), (y, bad_y) = _clean(w), _clean(y)
+    n, d = y.shape[-2:]
+    w, bad_w = w[:, :n], bad_w[:, :n]
+    w = np.where(bad_w & (np.arange(w.shape[1]) == 0), 1, w)
+    lags = _of_channels(w, d) if n else np.ones((1, d))  # (k, d)
+
+    def substituted(y: Numbers) -> Numbers:
+        x = np.zeros(y.shape, np.result_type(w, y))
+        for t in range(n):
+            used = min(t, lags.shape[0] - 1)
+            known = np.einsum("jd,...jd->...d", lags[1 : used + 1], x[..., t - used : t, :][..., ::-1, :])
+            x[..., t, :] = (y[..., t, :] - known) / lags[0]
+        return x
+
+    x = substituted(y)
+    inverse = np.abs(substituted((np.arange(n) == 0)[:, None] * np.ones(d)))
+    norms = [
+        np.sqrt(np.cumsum(np.abs(a) ** 2, axis=-2)) for a in (np.pad(lags, ((0, max(n - len(lags), 0)), (0, 0))), x)
+    ]
+    residuals = error_factor(n, computed) * math.log2(max(n, 2)) * (norms[0][:n] * norms[1] + np.abs(y))
+    bound = 4 * _product(np.moveaxis(inverse, 0, -1)[:, None], residuals + n * _smallest(computed), None, False)
+    bound = bound + n * _smallest(computed)
+    reach = np.maximum.accumulate(np.abs(x.real) + np.abs(x.imag) + bound, axis=-2)
+    bound = np.where(reach < largest(computed), bound, np.inf)  # what depends on an overflow may be anything
+    nans = np.logical_or.accumulate(bad_y, axis=-2) if w.shape[1] > 1 else bad_y
+    first = np.where(bad_w.any(1), np.argmax(bad_w, axis=1), n) if n and w.shape[1] else np.full(len(w), n)
+    nans |= np.arange(n)[:, None] >= _of_channels(first, d)
+    return _like(_finished(Expected(x, bound, nans, np.abs(x)), result, computed), case.arrays["y"].shape)
+
+
+def _layer(case: Case) -> Expected:
+    w, x = _filter(_wide(case, "w")), _signal(_wide(case, "x"))
+    heads, (n, d), ids = len(w), x.shape[-2:], _ids(case, x)
+    computed = computed_dtype(promoted(case.dtypes["w"], case.dtypes["x"]))
+    own = computed_dtype(case.dtypes["w"])  # in which positive lags and their sums are computed
+    lags = np.logaddexp(w, 0) if case.options.get("softplus") else w
+    found = _bounded_product(case, lags, x, ids, computed=computed)
+    y, bound = found.values, found.bound
+    if case.operation == "stream":
+        bound = bound * STREAMING_ERROR_CONSTANT / 2 * math.sqrt(math.log2(max(case.options["capacity"], 2)))
+    if case.options.get("softplus"):
+        softened = 8 * EPS[own] * np.abs(np.where(np.isfinite(lags), lags, 0))
+        bound = bound + _product(softened, np.abs(np.where(np.isfinite(x), x, 0)), ids, False)
+    positions = _positions(ids, x.shape[:-1])
+    if case.options.get("mean"):
+        rows = np.pad(lags[:, 0], ((0, 0), (0, n)))[:, :n]
+        sums = _of_channels(np.cumsum(rows, axis=1), d)[positions[..., None], np.arange(d)] if n else 1
+        y, bound = y / sums, bound / np.abs(sums) + 2 * n * EPS[own] * np.abs(y / sums)
+    nans = found.nans
+    if "bias" in case.arrays:
+        bias, bad = _clean(_wide(case, "bias").reshape(heads, -1))
+        if n:
+            at = positions[..., None], np.arange(d)
+            y = y + _of_channels(bias, d)[at]
+            nans = nans | _of_channels(bad, d)[at]
+        # A product of halves is rounded to them before the bias is added.
+        bound = bound + max(EPS[computed], EPS[case.dtypes["x"]]) * (np.abs(y) + np.abs(found.values))
+    result = case.dtypes["x"]
+    return _like(_finished(Expected(y, bound, nans, found.terms), result, computed), case.arrays["x"].shape)
+
+
+_OPERATIONS = {
+    "causal_toeplitz_matmul": _matmul,
+    "causal_toeplitz_correlate": _correlate,
+    "toeplitz_matmul": _general,
+    "causal_toeplitz_solve": _solve,
+    "mix_tokens": _layer,
+    "stream": _layer,
+}

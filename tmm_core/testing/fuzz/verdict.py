@@ -1,0 +1,52 @@
+"""Whether a case is right."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..oracles import EPS, Numbers
+from .cases import Case
+from .definition import Expected, expected, largest, promoted
+
+__all__ = ["verdict"]
+
+
+def verdict(case: Case) -> str | None:
+    """Return what is wrong with a case's result, or None: first a word for the kind, then figures."""
+    with np.errstate(all="ignore"):
+        right = expected(case)
+    try:
+        with np.errstate(all="ignore"):  # results beyond the range are judged, not warned of
+            found = case.run()
+    except Exception as error:  # any is a failure, and the fuzz goes on
+        return f"{type(error).__name__}: {error}"
+    with np.errstate(all="ignore"):
+        return _difference(case, found, right)
+
+
+def _difference(case: Case, found: Numbers, right: Expected) -> str | None:
+    if found.shape != right.values.shape:
+        return f"shape: expected {right.values.shape}, got {found.shape}"
+    reach = np.maximum(np.abs(right.values.real), np.abs(right.values.imag)) + right.bound
+    if case.operation in ("toeplitz_matmul", "stream"):  # parts of a sum must be representable, too
+        reach = np.maximum(reach, np.max(right.terms, initial=0))
+    elif case.options.get("method") == "direct" or case.operation == "mix_tokens":
+        reach = np.maximum(reach, np.max(right.terms, initial=0) * EPS["float32"])
+    judged = np.isfinite(reach) & (reach < largest(_result_dtype(case)))
+    wrong = judged & (np.isnan(found) != right.nans)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        return f"NaN: {'expected' if right.nans[at] else 'not expected'} at {at}, got {found[at]}"
+    error = np.abs(found - right.values)
+    wrong = judged & ~right.nans & ~(error <= right.bound)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        figures = f"error {error[at]:.3g}, bound {right.bound[at]:.3g}"
+        return f"value: expected {right.values[at]} at {at}, got {found[at]}, {figures}"
+    return None
+
+
+def _result_dtype(case: Case) -> str:
+    if case.operation in ("mix_tokens", "stream"):
+        return case.dtypes["x"]
+    return promoted(*(dtype for name, dtype in case.dtypes.items() if name != "segment_ids"))
