@@ -40,7 +40,7 @@ SUMS = "SHA256SUMS"
 """The name of the file with the digests of the files beside it."""
 
 _HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # names that `_temporary` gives
-_LINE = re.compile(rb"([0-9a-f]{64})  (.+)")
+_LINE = re.compile(rb"([0-9a-f]{64})  ([ -~]{1,255})")
 _REMEDIES = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room",
@@ -236,7 +236,7 @@ def _read_sums(folder: Path) -> dict[str, set[str]]:
         match = _LINE.fullmatch(line)
         if match is None:
             raise InputError(f"{path} is damaged: copy it again from where it is whole, or remove it to check nothing")
-        sums.setdefault(match[2].decode(errors="replace"), set()).add(match[1].decode())
+        sums.setdefault(match[2].decode(), set()).add(match[1].decode())
     return sums
 
 

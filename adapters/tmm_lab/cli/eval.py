@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--batch must be at least 1, and is {arguments.batch}")
     folder, source = _model_and_text(arguments)
     source.check_files()
-    from ..training.runs import run_of
+    from ..training.listing import run_of
 
     check_backend()
     folder = model_folder(folder)

@@ -212,7 +212,8 @@ def _run(folder: Path | None) -> Run:
     """Return the run that a folder stands for, or that its model belongs to; None is the newest."""
     from tmm_adapters.checkpoints import DESCRIPTION
 
-    from ..training.runs import Run, run_of
+    from ..training.listing import run_of
+    from ..training.runs import Run
 
     if folder is None:
         return newest_run()

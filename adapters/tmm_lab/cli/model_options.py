@@ -68,7 +68,7 @@ def newest_run(*, unfinished: bool = False) -> Run:
     FileNotFoundError
         If there is none.
     """
-    from ..training.runs import newest_run
+    from ..training.listing import newest_run
 
     run, skipped = newest_run(unfinished=unfinished)
     _say_skipped(skipped)

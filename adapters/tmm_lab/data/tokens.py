@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -73,11 +74,11 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str],
     path = Path(path)
     description = {"part": part.sha256, "text": part.text.sha256, "tokenizer": tokenizer.fingerprint}
     try:
-        tokens = open_tokens(path)
         found = json.loads(description_path(path).read_bytes())
-        sha256 = found.pop("sha256")
-        if found == {**description, "n_tokens": len(tokens)} and not (check and digest(path) != sha256):
-            return tokens
+        if not check or digest(path) == found["sha256"]:
+            tokens = open_tokens(path)
+            if found == {**description, "n_tokens": len(tokens), "sha256": found["sha256"]}:
+                return tokens
     except (OSError, ValueError, LookupError, AttributeError, TypeError):
         pass  # nothing usable is there, so it is written now
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
@@ -106,7 +107,7 @@ def open_tokens(path: str | os.PathLike[str]) -> NDArray[Any]:
     """
     try:
         tokens = np.lib.format.open_memmap(os.fspath(path), mode="r")
-    except ValueError as error:
+    except (ValueError, TokenError) as error:  # of a header that is no Python
         raise InputError(f"{path} is not a whole token file ({error}): remove it to have it rewritten") from error
     if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
         raise InputError(f"{path} holds {tokens.dtype} of shape {tokens.shape}, not token ids: give another file")

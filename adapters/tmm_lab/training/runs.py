@@ -33,14 +33,14 @@ from numpy.typing import NDArray
 from tmm_adapters.architecture import ModelConfig, config_from_dict
 from tmm_adapters.checkpoints import CHECKPOINTS, DESCRIPTION, MODEL
 from tmm_adapters.files import add_sum, atomic_write, open_to_read, require_empty, sweep
-from tmm_core.errors import ExistingFileError, InputError, MissingFileError, TMMError
+from tmm_core.errors import ExistingFileError, InputError, MissingFileError
 
 from ..data.config import DataConfig
 from .loop_state import LoopState
 from .options import TrainingOptions
 from .schedule import Revision, Schedule
 
-__all__ = ["ParsedRun", "Run", "find_runs", "newest_run", "require_new", "run_of"]
+__all__ = ["ParsedRun", "Run", "require_new"]
 
 RUNS = Path("runs")
 FORMAT, VERSION = "tmm-run", 1
@@ -296,53 +296,3 @@ def _cannot_make(folder: Path, error: OSError) -> OSError:
 def _digest(description: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a description, whatever the order and the layout of its fields."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
-
-
-def find_runs(root: Path = RUNS) -> tuple[list[Run], list[str]]:
-    """Return the runs in `root`, the one that began last first, and what is wrong with those that cannot be used."""
-    runs: list[Run] = []
-    wrong: list[str] = []
-    for path in sorted(root.glob(f"*/{DESCRIPTION}")):
-        try:
-            runs.append(Run.open(path.parent))
-        except (TMMError, OSError) as error:
-            wrong.append(str(error))
-    return sorted(runs, key=lambda run: (run.description["started"], run.folder.name), reverse=True), wrong
-
-
-def newest_run(root: Path = RUNS, *, unfinished: bool = False) -> tuple[Run, list[str]]:
-    """Return the run in `root` that began last, by request of those that are not finished.
-
-    Returns
-    -------
-    Run, list of str
-        And what is wrong with runs that cannot be used, and were passed over.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    """
-    runs, wrong = find_runs(root)
-    found = [run for run in runs if not (unfinished and run.description["finished"])]
-    if found:
-        return found[0], wrong
-    passed = f" ({'; '.join(wrong)})" if wrong else ""
-    if runs:
-        raise MissingFileError(
-            f"every run in {root.absolute()} is finished{passed}, the newest is {runs[0].folder}: nothing is left to "
-            "resume"
-        )
-    raise MissingFileError(
-        f"there is no run in {root.absolute()}{' that can be used' + passed if wrong else ''}: start one (tmm train), "
-        "or name a folder"
-    )
-
-
-def run_of(model: Path) -> Run | None:
-    """Return the run that the model folder `model` belongs to, however its path is written, or None."""
-    model = model.resolve()
-    for folder in (model.parent, model.parent.parent):  # the trained model, or a checkpoint
-        if (folder / DESCRIPTION).is_file():
-            return Run.open(folder)
-    return None

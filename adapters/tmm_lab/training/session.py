@@ -111,7 +111,7 @@ def resume(run: Run, *, steps: int | None = None, **changes: Any) -> int:
     if run.description["finished"] and steps is None:
         raise InputError(
             f"the run {run.folder} is finished, its model is {run.model}; to train it longer: "
-            f"{resume_command(run)} --steps N, with more steps than the {run.records()[-1]['step']} that are done"
+            f"{resume_command(run)} --steps N, with more steps than the {run.description['steps']} that are done"
         )
     framework = load(choose(options.framework, config.model_type, training=True))
     checkpoint, skipped = newest_intact(run.checkpoints)
@@ -127,7 +127,9 @@ def resume(run: Run, *, steps: int | None = None, **changes: Any) -> int:
         display.note(
             f"resuming from {checkpoint}" if checkpoint else "no intact checkpoint: beginning at the first step"
         )
-        job = _open(run, options, check=runtime.first)
+        opened: list[Job] = []
+        runtime.in_first_process(lambda: opened.append(_open(run, options, check=True)))  # which mends damaged tokens
+        job = opened[0] if opened else _open(run, options, check=False)
         return _train(job, runtime, display, checkpoint=checkpoint, locked=locked, clock=None)
 
 
