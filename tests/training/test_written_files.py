@@ -148,7 +148,7 @@ def test_a_figure_does_not_depend_on_how_the_folder_is_named(
         if directory in (run / "model", tmp_path):
             capsys.readouterr()
             assert main(["eval", name, "--text", str(text)]) == 0
-            figures.append(capsys.readouterr().out.splitlines()[1:])
+            figures.append(re.findall(r"^  (.+?) +(\d\.\d+)$", capsys.readouterr().out, re.M))
     assert figures == [figures[0]] * 3
     assert "4-gram" in str(figures)
 
