@@ -14,10 +14,11 @@ __all__ = ["Clock", "TimeBudget"]
 _TIMED = 20  # steps, but for the first, which compiles
 _RECENT = 0.1  # share of the budget over whose steps the speed is measured
 _TIMED_SHARE = 0.05  # of the budget, after which fewer steps have to do
-_EVALUATIONS = 0.05  # share of the budget for the evaluations before the last one, and as much for their samples
+_EACH = 0.05  # share of the budget for the evaluations before the last one, and as much for their samples
 _CHECKPOINTS = 0.05  # share of the time for checkpoints
 _OTHERS = 0.1  # share of the time that is taken to go to both, until it has gone
 _LAST = 0.2  # share of the budget for the last evaluation
+_MARGIN = 0.03  # share of the budget that plans leave free: the learning rate is to be down before the time is over
 _END = 0.3  # most of the budget that is kept for that and the results
 _RESULTS = 2.0  # seconds for the picture and the model
 _TOLERANCE = 0.02  # share of the steps that are left by which a plan may be wrong
@@ -125,10 +126,11 @@ class TimeBudget:
         if self.left > 0 and (timed == 0 or (last is None and not enough)):
             return None
         self._step = max((end - begin) / max(1, timed), 1e-9)
-        evaluations, every = self._affordable()
-        last_every = self._every(_LAST * self._seconds)
+        every, last_every = (self._every(share * self._seconds) for share in (_EACH / self._most_evaluations, _LAST))
+        evaluations = self._affordable(every, self._most_evaluations if last is None else last.evaluations)
         left = self.left - self._end(last_every)
-        total = step + max(0, int(left * (1 - _OTHERS) / self._step))
+        until = left - min(_MARGIN * self._seconds, 0.5 * left)
+        total = step + max(int(left > self._step), int(until * (1 - _OTHERS) / self._step))
         if last is not None:
             wrong = abs(total - last.total) > max(1, _TOLERANCE * (last.total - step))
             over = total == step < last.total
@@ -140,12 +142,13 @@ class TimeBudget:
     def evaluated(self, seconds: float, windows: int) -> None:
         """Learn how long an evaluation took; the first may have compiled, and counts no more than training would."""
         if self._step > 0:
-            self._window = min(seconds / windows / self._step, 1 / self._rows)
+            self._window = (self._window + min(seconds / windows / self._step, 1 / self._rows)) / 2
 
     def sampled(self, seconds: float, tokens: int) -> None:
         """Learn how long a sample took."""
         if self._step > 0:
-            self._token = seconds / max(1, tokens) / self._step
+            found = seconds / max(1, tokens) / self._step
+            self._token = (self._token + found) / 2 if self._token else found
 
     def saved(self, seconds: float) -> None:
         """Learn how long a checkpoint took."""
@@ -161,12 +164,11 @@ class TimeBudget:
         while len(self._marks) > 2 and training - self._marks[1][1] > _RECENT * self._seconds:
             self._marks.popleft()
 
-    def _affordable(self) -> tuple[int, int]:
-        """Return how many evaluations there may be, and of how many windows the early ones measure one."""
-        share = _EVALUATIONS * self._seconds
-        every = self._every(share / self._most_evaluations)
+    def _affordable(self, every: int, most: int) -> int:
+        """Return how many evaluations of one window in `every` there may be; as many as before, if they nearly fit."""
         each = self._step * (self._windows / every * self._window + self._tokens[0] * self._token)
-        return min(self._most_evaluations, max(1, int(2 * share / each))), every
+        fit = max(1, int(2 * _EACH * self._seconds / each))
+        return most if fit >= 0.7 * most else fit
 
     def _every(self, seconds: float) -> int:
         """Return of how many windows one can be measured in some time: a power of two, so that they stay the same."""
