@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import refused
 from support.training_runs import (
     COMMON,
     STEPS,
@@ -197,6 +199,26 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(
     assert "Traceback" not in said
     assert newest_intact(out / "checkpoints") == (out / "checkpoints" / "step-00000004", [])
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.txt", "checkpoints", "parameters", "training.png"])
+def test_what_is_in_the_way_is_named(
+    name: str, in_torch: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder where a file is to be, or a file where a folder is."""
+    run = unfinished(in_torch, tmp_path / "run", step=8)
+    path = run.folder / name
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.write_text("in the way")
+    else:
+        path.unlink()
+        (path / "in the way").mkdir(parents=True)
+    said = refused(capsys, "train", "--resume", run.folder, code=1)
+    assert f"cannot write {path}" in said
+    assert f"move away what is in its place, then tmm train --resume {run.folder}" in said
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert main(["train", "--resume", str(run.folder)]) == 0
 
 
 def test_divergence_ends_the_run(

@@ -19,9 +19,10 @@ class TrainingOptions(Configuration):
     """Describe how a model is trained; the fields are the options of `tmm train`."""
 
     steps: Annotated[int, Bounds(at_least=1, below=MANY_STEPS)] | None = None
-    """Optimiser steps; by default as many as fit into --minutes."""
+    """Optimiser steps of the whole run; by default as many as fit into --minutes."""
     minutes: Annotated[float, Bounds(above=0)] = 3.0
-    """Duration, evaluations and samples included, where --steps is not given; after 20 steps their speed is known."""
+    """Duration from loading the framework to the trained model, where --steps is not given; the steps that fit are
+    planned anew as it goes, and the learning rate falls with them."""
     batch: Count = 4
     """Sequences in a batch, on each device."""
     join_documents: bool = False
@@ -55,11 +56,13 @@ class TrainingOptions(Configuration):
     compile: bool = False
     """Compile the model with torch.compile; JAX always compiles."""
     evaluations: Count = 10
-    """Evaluations of the held-out text, evenly over the run; the last one is at its end."""
+    """Evaluations of the held-out text, evenly over the run; the last one is at its end. Where minutes are given, those
+    before it measure a part of the text, and there are fewer if they would take more than a tenth of the time."""
     log_every: Count = 10
     """Steps between two records of the loss."""
     checkpoint_steps: Count = 100
-    """Most steps between two checkpoints."""
+    """Most steps between two checkpoints; more where minutes are given and checkpoints would take a twentieth of
+    them."""
     checkpoint_seconds: Annotated[float, Bounds(at_least=0)] = 30.0
     """Most seconds between two checkpoints."""
     prompt: str = "The "
