@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,8 +57,13 @@ def test_it_passes_every_law(stranger: str) -> None:
 
 def test_the_command_lists_it(stranger: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backends"]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("scipy"))
-    assert row.split()[2:4] == ["cpu", "arrays"]
+    lines = capsys.readouterr().out.splitlines()
+    place = next(i for i, line in enumerate(lines) if line.startswith("scipy"))
+    assert lines[place].endswith(": cpu")
+    assert lines[place + 1].startswith("    arrays")
+    assert main(["backends", "--json"]) == 0
+    told = {backend["name"]: backend for backend in json.loads(capsys.readouterr().out)}
+    assert (told["scipy"]["devices"], told["scipy"]["reason"]) == (["cpu"], None)
 
 
 def test_auto_takes_it_where_it_ranks_first(stranger: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..tables import markdown
 from .inputs import DTYPES, TRAINING, WHOLE, models
 from .reference import LOGITS, TOLERANCES
 from .results import ROWS, Result
@@ -12,17 +13,16 @@ from .results import ROWS, Result
 __all__ = ["failures", "legend", "table"]
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[Result], *, width: int | None = None) -> str:
     """Return a line a row, with a column for each way to compute, and the verdict; results have a number a dtype."""
     names = list(dict.fromkeys(result.configuration for result in results))
-    lines = [[" ".join(DTYPES), *names, "verdict"], ["---"] * (2 + len(names))]
+    lines = [[" ".join(DTYPES), *names, "verdict"]]
     for row in ROWS:
         across = [[result for result in results if (result.row, result.configuration) == (row, name)] for name in names]
         said = {result.status for both in across for result in both}
         verdict = next((word for word in ("FAIL", "ok", "refused") if word in said), "-")
         lines.append([row, *map(_both, across), verdict])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+    return markdown(lines, keys=1, width=width)
 
 
 def legend(*, jax: bool) -> str:

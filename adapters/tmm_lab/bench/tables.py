@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from ..tables import markdown
 from .suite import Result
 
 __all__ = ["table"]
@@ -16,7 +17,7 @@ RATIO = "of its time"
 UNITS = {"seconds": (1e3, "ms"), "bytes": (2.0**-20, "MiB")}
 
 
-def table(results: Sequence[Result]) -> str:
+def table(results: Sequence[Result], *, width: int | None = None) -> str:
     """Return the results of one benchmark, with a title: medians, and the quartiles of samples."""
     unit = UNITS.get(results[0].unit, (1.0, results[0].unit))[1]
     title = f"{results[0].title}: {'how many times as fast ours is' if unit == RATIO else unit}"
@@ -27,11 +28,9 @@ def table(results: Sequence[Result]) -> str:
         cells.setdefault(row, {})[column] = _cell(result)
     rows = [name for name in results[0].params if name not in COLUMNS]
     columns = list(dict.fromkeys(itertools.chain.from_iterable(cells.values())))
-    lines = [[*rows, *columns], ["---"] * (len(rows) + len(columns))]
+    lines = [[*rows, *columns]]
     lines += [[*row, *(found.get(column, "n/a") for column in columns)] for row, found in cells.items()]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
-    return "\n".join([title, "", *text])
+    return f"{title}\n\n{markdown(lines, keys=len(rows), width=width)}"
 
 
 def _cell(result: Result) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from ..tables import filled, terminal_width
 
 if TYPE_CHECKING:
     from ..agree.results import Result
@@ -73,11 +74,9 @@ def _print(found: Sequence[Result], machine: Mapping[str, str], missing: Mapping
         f"missing: {', '.join(name for name in missing if missing[name] == reason)}: {reason}"
         for reason in dict.fromkeys(missing.values())
     ]
-    print(table(found))
-    print("\n" + _filled(_units(found)) + "\n")
-    print("\n".join(map(_filled, notes)))
+    print(table(found, width=terminal_width()), filled(_units(found)), filled("\n".join(notes)), sep="\n\n")
     for line in failures(found):
-        print(line)
+        print(filled(line))
     compared, failed = _counted(found)
     verdict = f"FAIL: {failed} of {compared} results" if failed else f"ok: all {compared} results"
     verdict = verdict if compared else "FAIL: nothing was compared"
@@ -94,7 +93,3 @@ def _units(found: Sequence[Result]) -> str:
     from ..agree.table import legend
 
     return legend(jax=any(result.configuration.startswith("jax") for result in found))
-
-
-def _filled(text: str) -> str:
-    return textwrap.fill(text, 100, break_on_hyphens=False, break_long_words=False)

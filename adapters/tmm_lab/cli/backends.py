@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import textwrap
+import json
+from typing import Any
 
 from tmm_core import get_backend, registered_backends
 from tmm_core.backend import Request
+
+from ..progress import waiting
+from ..tables import filled
 
 __all__ = ["add_parser"]
 
@@ -19,27 +22,35 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="list the engines that can compute here, and what the others need",
         description="List every registered backend: version, devices, what it serves; for one that cannot run, why.",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON in place of the list")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one row a backend; a backend that cannot run is a row, not an error."""
-    rows = [("backend", "version", "devices", "serves"), *map(_row, registered_backends())]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    indent = " " * (sum(widths) + 2 * len(widths))
-    for row in rows:
-        start = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)) + "  "
-        width = max(shutil.get_terminal_size().columns, len(indent) + 40)
-        print(textwrap.fill(row[3], width, initial_indent=start, subsequent_indent=indent))
-    print("\nChoose one by backend=…, tmm_core.use_backend(…) or TMM_BACKEND; 'auto' takes the fastest that fits.")
+    """Tell of each backend; that one cannot run is no error."""
+    found, names = [], registered_backends()
+    with waiting("loading the libraries of backends", len(names)) as advance:
+        for name in names:
+            found.append(_told(name))
+            advance()
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    for backend in found:
+        devices = ", ".join(backend["devices"]) or "cannot run here"
+        print(" ".join(filter(None, (backend["name"], backend["version"]))), devices, sep=": ")
+        print(filled(backend["serves"] if backend["devices"] else backend["reason"], indent="    "))
+    print()
+    print(filled("Choose one by backend=…, tmm_core.use_backend(…) or TMM_BACKEND; auto takes the fastest that fits."))
     return 0
 
 
-def _row(name: str) -> tuple[str, str, str, str]:
+def _told(name: str) -> dict[str, Any]:
+    """Return what there is to say of a backend, as plain data; one that cannot run has no devices and a reason."""
     try:
         backend = get_backend(name)
     except LookupError as error:
-        return name, "-", "none", str(error)
-    devices = backend.engine.devices
-    serves = backend.serves if devices else backend.engine.unsupported(Request("float32", "cpu"))
-    return name, backend.version, ", ".join(devices) or "none", serves or backend.serves
+        return {"name": name, "version": None, "devices": [], "serves": None, "reason": str(error)}
+    devices = list(backend.engine.devices)
+    reason = None if devices else backend.engine.unsupported(Request("float32", "cpu")) or backend.serves
+    return {"name": name, "version": backend.version, "devices": devices, "serves": backend.serves, "reason": reason}

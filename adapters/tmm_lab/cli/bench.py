@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from tmm_core.errors import InputError
 
+from ..tables import filled, terminal_width
+
 __all__ = ["TOPICS", "add_parser"]
 
 TOPICS = ("product", "gradients", "memory", "training", "streaming", "decoding", "packing", "scaling", "first_call")
@@ -68,11 +70,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**conditions, "results": [asdict(result) for result in results]}, indent=1))
     else:
         settings = [f"{name}={value}" for name, value in environment.items()]
-        print("\n".join(f"{field}: {text}" for field, text in {**machine, "settings": " ".join(settings)}.items()))
+        for field, text in {**machine, "settings": " ".join(settings)}.items():
+            print(filled(f"{field}: {text}"))
         for _, group in groupby(results, key=lambda result: result.benchmark):
-            print("\n" + table(list(group)))
+            print("\n" + table(list(group), width=terminal_width()))
         if reasons:
-            print("\nn/a: " + "\n     ".join(reasons))
+            print("\n" + filled("\n".join(f"n/a: {reason}" for reason in reasons)))
     return int(any(result.value is None for result in results))
 
 

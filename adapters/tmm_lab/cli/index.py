@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError
 
 from ..progress import waiting
+from ..tables import filled, numbers, terminal_width
 from .model_options import model_folder, newest_run
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _now(arguments: argparse.Namespace) -> int:
     """Analyse a model as it is."""
     source, config, lags, picture = _model(arguments)
     from ..operators.filters import analyse, filters_of
-    from ..operators.tables import WHAT_TO_SEE, filter_table, plain, print_table, size_of, summary_of
+    from ..operators.tables import WHAT_TO_SEE, filter_table, plain, size_of, summary_of
 
     filters, n = filters_of(lags, config), arguments.length or min(config.max_len, _LENGTH)
     if not arguments.no_plot:
@@ -100,9 +101,8 @@ def _now(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"model": str(source), "n": n, "filters": [plain(r) for r in reports]}, indent=2))
     else:
-        print(f"{source}: {size_of(config)}; matrices on n = {counted(n, 'token')}\n")
-        print_table(filter_table(reports, config))
-        print(f"\n{summary}\n{WHAT_TO_SEE}")
+        print(filled(f"{source}: {size_of(config)}; matrices on n = {counted(n, 'token')}") + "\n")
+        _print(filter_table(reports, config), f"{summary}\n{WHAT_TO_SEE}", ["", *(r.reason for r in reports)])
     if not arguments.no_plot:
         from ..operators.pictures import plot_filters
 
@@ -116,7 +116,7 @@ def _over_time(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from ..operators.filters import filters_of, index_of, vanishing
-    from ..operators.tables import WHAT_TO_SEE_OVER_TIME, coordinates, print_table, size_of, summary_of, table_over_time
+    from ..operators.tables import WHAT_TO_SEE_OVER_TIME, coordinates, size_of, summary_of, table_over_time
 
     config = _tmm(run.parsed().config, run.folder)
     logs = run.logged_parameters()
@@ -145,10 +145,10 @@ def _over_time(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps({"run": str(run.folder), "steps": steps, "n": n, "filters": rows}, indent=2))
     else:
-        print(f"{run.folder}: {size_of(config)}; the index at {counted(len(steps), 'evaluation')}, by step\n")
+        moments = counted(len(steps), "evaluation")
+        print(filled(f"{run.folder}: {size_of(config)}; the index at {moments}, by step") + "\n")
         shown = sorted({round(t) for t in np.linspace(0, len(steps) - 1, _MOST_STEPS)})
-        print_table(table_over_time(evaluations[-1], steps, found, shown, config))
-        print(f"\n{summary}\n{WHAT_TO_SEE_OVER_TIME}")
+        _print(table_over_time(evaluations[-1], steps, found, shown, config), f"{summary}\n{WHAT_TO_SEE_OVER_TIME}")
     if not arguments.no_plot:
         from ..operators.pictures import plot_over_time
 
@@ -156,6 +156,12 @@ def _over_time(arguments: argparse.Namespace) -> int:
         title = f"{run.folder}, steps {steps[0]} to {steps[-1]}, n = {n} tokens\n{summary}"
         _draw(picture, lambda: plot_over_time(picture, steps, evaluations, *numbers, title=title), quiet=arguments.json)
     return 0
+
+
+def _print(rows: Sequence[Sequence[str]], words: str, notes: Sequence[str] = ()) -> None:
+    """Print a table, which layer and head name the rows of, and what to say of it."""
+    keys = rows[0].index("head") + 1
+    print(numbers(rows, keys=keys, width=terminal_width(), notes=notes), filled(words), sep="\n\n")
 
 
 def _warn_if_slow(matrices: int, n: int) -> None:

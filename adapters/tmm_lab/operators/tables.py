@@ -19,7 +19,6 @@ __all__ = [
     "coordinates",
     "filter_table",
     "plain",
-    "print_table",
     "size_of",
     "summary_of",
     "table_over_time",
@@ -40,8 +39,8 @@ WHAT_TO_SEE_OVER_TIME = (
 
 
 def filter_table(reports: Sequence[FilterReport], config: TMMConfig) -> list[list[str]]:
-    """Return the table, the heading first; what it cannot say of a filter it says why."""
-    heading = ["index", "margin", "certified", "rank", "condition", "inverse/lag", "lag", "energy", ""]
+    """Return the table, the heading first."""
+    heading = ["index", "margin", "certified", "rank", "condition", "inverse/lag", "lag", "energy"]
     rows = [[*_coordinate_names(config), *heading]]
     for r in reports:
         index = [_index_cell(r.index.index), f"{r.index.margin:.2g}", "yes" if r.index.certified else "no"]
@@ -54,7 +53,7 @@ def filter_table(reports: Sequence[FilterReport], config: TMMConfig) -> list[lis
             condition = bound if beyond else "-" if math.isnan(s.condition) else f"{s.condition:.2g}"
             energy = "-" if math.isnan(r.share) else f"{r.share:.1%}"
             cells = [rank, condition, f"x {r.growth:.3g}", str(r.lag), energy]
-        rows.append([*_coordinate_cells(r.filter, config), *index, *cells, r.reason])
+        rows.append([*_coordinate_cells(r.filter, config), *index, *cells])
     return rows
 
 
@@ -137,12 +136,3 @@ def _counts(numbers: Sequence[int | None], missing: str = "none") -> str:
         parts = [*parts[:5], f"{known[5]} to {known[-1]} in {sum(counts[i] for i in known[5:])}"]
     parts += [f"{missing} in {counts[None]}"] if None in counts else []
     return ", ".join(parts)
-
-
-def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print columns of numbers, on the right; a last column without a heading holds words, on the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if rows[0][-1] == "":
-        widths[-1] = 0
-    for row in rows:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
