@@ -13,14 +13,16 @@ import pytest
 import torch
 from support import bridges
 from support.processes import run_python
-from support.requirements import library_or_skip
+from support.requirements import import_or_skip, library_or_skip
 from torch.autograd import forward_ad
 from torch.func import hessian, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import tmm_core
 from tmm_core._arrays import properties as arrays
+from tmm_core.errors import InputError
 from tmm_core.testing import accuracy, products
 
 # PyTorch's own, when forward mode is first used
@@ -117,6 +119,42 @@ def test_forward_mode_while_operations_are_recorded(way, mode):
             with mode():
                 found = recorded(lambda *pair, f=function: f(*pair) ** 3, *pair)
             torch.testing.assert_close(found, plain(lambda *pair, f=oracle: f(*pair) ** 3, *pair))
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+def test_programs_recorded_by_make_fx_hold_no_results():
+    import_or_skip(engine := "numba")
+    w, x, bias, ids = draw(H, 3), draw(2, N, D), draw(H, N), torch.tensor([0, 0, 1, 1, 1])
+    plan = tmm_core.stream_plan(w, 8, backend=engine)
+    states = [tmm_core.stream_init(plan, (2,), D)]
+
+    def mix(x):
+        return tmm_core.mix_tokens(w, x, bias[:, :3], mean=True, segment_ids=ids, backend=engine)
+
+    def step(x):
+        return tmm_core.stream_step(plan, states[0], x)[0]
+
+    torch.testing.assert_close(make_fx(mix)(x)(2 * x), mix(2 * x))
+    program, other = make_fx(step)(x[:, 0]), tmm_core.stream_copy(states[0])
+    torch.testing.assert_close(program(x[:, 1]), tmm_core.stream_step(plan, other, x[:, 1])[0])
+    with pytest.raises(InputError, match="take prompts uncompiled"):
+        make_fx(lambda x: tmm_core.stream_prefill(plan, states[0], x)[0])(x)
+    with pytest.raises(InputError, match="make it outside of compiled programs"):
+        make_fx(lambda w: tmm_core.stream_plan(w, 8, backend=engine).lags)(w)
+    states.clear()
+    with pytest.raises(InputError, match="is gone: keep its state"):
+        program(x[:, 2])
+
+
+def test_operations_are_counted():
+    w, x = draw(H, 8, grad=True), draw(3, 8, D, grad=True)
+    transforms = 5 * 3 * 8  # of length 8: 5 n log2 n operations for each row and channel, there and back, and a filter
+    product(w, x)
+    with FlopCounterMode(display=False) as counter:
+        y = product(w, x)
+        assert counter.get_total_flops() == transforms * (2 * 3 * D + H)
+        y.sum().backward()
+    assert counter.get_total_flops() == 3 * transforms * (2 * 3 * D + H)
 
 
 # Batching ------------------------------------------------------------------------------------------------------------

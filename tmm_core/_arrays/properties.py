@@ -132,11 +132,16 @@ def _is_queued(array: Array) -> bool:
 
 
 def _has_no_values(torch: Any, array: Array | None) -> bool:
-    """Return whether a tensor has no values: the compiler's, `torch.func`'s, or one that is only a shape."""
+    """Return whether a tensor has no values: the compiler's, `torch.func`'s, or one that is only a shape.
+
+    Nor has any while `make_fx` records operations, as `torch.func.linearize` does, for others that are to come.
+    """
     if not isinstance(array, torch.Tensor):
         return False
-    named = type(array).__name__ in ("FakeTensor", "FunctionalTensor")
-    return named or array.device.type == "meta" or bool(torch._C._functorch.is_functorch_wrapped_tensor(array))
+    if type(array).__name__ in ("FakeTensor", "FunctionalTensor") or array.device.type == "meta":
+        return True
+    recording = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return recording or bool(torch._C._functorch.is_functorch_wrapped_tensor(array))
 
 
 def device_of(a: Array) -> Any:

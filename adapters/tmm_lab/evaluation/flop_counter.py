@@ -9,19 +9,17 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tmm_core import get_backend
+
 __all__ = ["flops_of"]
 
 Shape = Sequence[int]
 
 
 def flops_of(work: Callable[[], object]) -> float:
-    """Return the operations of matrix products, convolutions, attention and transforms that `work` computes.
-
-    `work` is called twice, the first time without being counted.
-    """
-    work()  # the first Toeplitz product registers its operations
-    toeplitz = {getattr(torch.ops.tmm_core, name, None): formula for name, formula in _TOEPLITZ.items()}
-    with FlopCounterMode(display=False, custom_mapping=_FORMULAS | toeplitz) as counter:
+    """Return the operations of matrix products, convolutions, attention and transforms that `work` computes."""
+    get_backend("torch").bridge  # noqa: B018  # which tells PyTorch of its operations
+    with FlopCounterMode(display=False, custom_mapping=_FORMULAS) as counter:
         work()
     count: float = counter.get_total_flops()
     return count
@@ -59,16 +57,6 @@ def _convolution_backward(grad: Shape, x: Shape, w: Shape, *options: Any, **__: 
     return 2 * math.prod((grad[0], *grad[2:])) * math.prod(w) * int(wanted[0] + wanted[1])
 
 
-def _matmul(w: Shape, x: Shape, *_: Any, **__: Any) -> float:
-    """Count the transforms of lags (h, m, k), of signals (..., n, d), and of results."""
-    return 5 * math.log2(x[-2]) * (2 * math.prod(x) + x[-2] * w[0] * w[1])
-
-
-def _correlate(x: Shape, g: Shape, *_: Any, out_shape: Shape, **__: Any) -> float:
-    """Count the transforms of two signals, and of lags (h, m, k)."""
-    return _matmul(out_shape, x)
-
-
 _FORMULAS = {
     torch.ops.aten._fft_c2c: _transform,
     torch.ops.aten._fft_r2c: _to_complex,
@@ -77,6 +65,3 @@ _FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     torch.ops.aten.convolution_backward: _convolution_backward,
 }
-
-_TOEPLITZ = {"matmul": _matmul, "correlate": _correlate}
-"""Operations of tmm_core, which are known to PyTorch once a product has been computed."""

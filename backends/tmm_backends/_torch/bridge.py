@@ -51,10 +51,7 @@ class TorchBridge:
 
     stream = staticmethod(streaming.stream_by)
 
-    def recording(self) -> bool:
-        """Return whether a program is being compiled."""
-        return torch.compiler.is_compiling()
-
+    recording = staticmethod(streaming.recording)
     handle_of = staticmethod(streaming.handle_of)
     record_step = staticmethod(streaming.record_step)
 

@@ -11,6 +11,7 @@ as well. No operation can notice, for PyTorch runs the compiled backward as if n
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils.flop_counter import register_flop_formula
 
 from tmm_core.backend import (
     Engine,
@@ -133,3 +135,19 @@ def _(
 def _dtype(*tensors: Tensor) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, result_dtype_name(*tensors))
     return dtype
+
+
+# Shapes stand for tensors here, and what is counted are the transforms of right-angle convolution.
+
+
+@register_flop_formula(torch.ops.tmm_core.matmul)
+def _matmul_flops(w: torch.Size, x: torch.Size, *_: object, **__: object) -> int:
+    """Count the transforms of lags (h, m, k), of signals (..., n, d), and of results."""
+    n = x[-2]
+    return round(5 * math.log2(max(n, 1)) * (2 * math.prod(x) + n * w[0] * w[1]))
+
+
+@register_flop_formula(torch.ops.tmm_core.correlate)
+def _correlate_flops(x: torch.Size, g: torch.Size, *_: object, out_shape: torch.Size, **__: object) -> int:
+    """Count the transforms of two signals, and of lags (h, m, k)."""
+    return _matmul_flops(out_shape, x)

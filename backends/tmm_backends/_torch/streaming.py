@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils import _python_dispatch
 
 from tmm_core.backend import (
     ExchangedStream,
@@ -25,7 +26,7 @@ from tmm_core.backend import (
     plain_memory,
 )
 
-__all__ = ["TensorStream", "handle_of", "record_step", "stream_by"]
+__all__ = ["TensorStream", "handle_of", "record_step", "recording", "stream_by"]
 
 _numbers = itertools.count()
 _states: weakref.WeakValueDictionary[int, StreamState] = weakref.WeakValueDictionary()
@@ -44,6 +45,8 @@ class TensorStream(ExchangedStream):
 
 def stream_by(engine: Streamer, layer: StreamLayer) -> LayerStream:
     """Return the streams of a layer of tensors; an engine of NumPy arrays steps in memory that it shares with them."""
+    if recording():
+        raise InputError("a plan keeps filters as they are while it is made: make it outside of compiled programs")
     plain = _tokens_of(layer)
     if engine.owns(layer.lags):
         return TensorStream(layer, engine.stream(layer), plain, lambda y: y)
@@ -100,6 +103,14 @@ def _refuse_derivatives(x: Tensor) -> None:
         )
 
 
+def recording() -> bool:
+    """Return whether operations are recorded for a program: by the compiler, by `make_fx` or by TorchScript."""
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return True
+    proxies = torch._C._TorchDispatchModeKey.PROXY
+    return _python_dispatch._is_in_torch_dispatch_mode and torch._C._get_dispatch_mode(proxies) is not None
+
+
 def handle_of(state: StreamState) -> Tensor:
     """Return a tensor by which the recorded operation finds a state."""
     number = next(_numbers)
@@ -122,7 +133,9 @@ def record_step(handle: Tensor, x: Tensor, dtype: torch.dtype, shape: tuple[int,
 @torch.library.custom_op("tmm_core::stream_step", mutates_args=("handle",))
 def step_op(handle: Tensor, x: Tensor) -> Tensor:
     """Step a stream that a compiled program holds."""
-    state = _states[int(handle)]
+    state = _states.get(int(handle))
+    if state is None:
+        raise InputError("the stream of this compiled program is gone: keep its state for as long as the program runs")
     y: Tensor = state.steps.step(state, x)
     return y
 
