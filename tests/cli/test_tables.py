@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,15 +21,6 @@ from tmm_lab.tables import markdown, numbers
 WIDTHS = [60, 80]
 
 CONFIG = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=8, mix_layers=2)
-
-
-@pytest.fixture(params=WIDTHS)
-def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The columns of a terminal that commands believe to write to."""
-    monkeypatch.setattr("tmm_lab.tables.terminal_width", lambda: request.param)
-    for name in ("index", "agree", "bench"):
-        monkeypatch.setattr(f"tmm_lab.cli.{name}.terminal_width", lambda: request.param)
-    return request.param
 
 
 def a_broken_model(folder: Path) -> Path:
@@ -65,6 +57,7 @@ def results_of_benchmarks() -> list[suite.Result]:
     return [suite.Result("product.compare", "product", tables.RATIO, one, 0.06, 0.06, 0.06) for one in every]
 
 
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_line_is_longer_than_the_terminal(
     name: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -74,6 +67,8 @@ def test_no_line_is_longer_than_the_terminal(
     monkeypatch.setattr("tmm_lab.bench.suite.run_benchmarks", lambda patterns, environment: found)
     command = COMMANDS[name](tmp_path)
     capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     main(list(map(str, command)))
     out = capsys.readouterr().out.replace(str(tmp_path), ".")
     assert [line for line in out.splitlines() if len(line) > width] == []
