@@ -12,6 +12,7 @@ from support.training_runs import COMMON, STEPS, unfinished
 from tmm_lab.cli import main
 from tmm_lab.training import session
 from tmm_lab.training.interruption import Interruption
+from tmm_lab.training.preparation import begun
 from tmm_lab.training.runs import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,6 +49,17 @@ def test_one_process_at_a_time_trains_a_run(in_torch: Path, tmp_path: Path, caps
         assert sorted(run.folder.rglob("*")) == before
     with run.locked() as locked:
         assert locked, "free again"
+
+
+def test_of_two_runs_that_begin_at_once_in_one_folder_one_does(in_torch: Path, tmp_path: Path) -> None:
+    description = Run.open(in_torch).description | {"prepared": False}
+    with begun(tmp_path / "run", description) as (run, locked):
+        assert locked
+        with pytest.raises(ValueError, match="is being trained by another process"):
+            begun(tmp_path / "run", description).__enter__()
+        run.describe(prepared=True)
+    with pytest.raises(FileExistsError, match="it holds a run; to go on with it, tmm train --resume"):
+        begun(tmp_path / "run", description).__enter__()
 
 
 def test_a_folder_that_cannot_be_locked_is_told(
