@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tmm_adapters.architecture import config_to_dict
 from tmm_adapters.pretrained import WEIGHTS, read_tensors, write_model
+from tmm_core.errors import InputError
 
 from ...evaluation.measure import Batch
 from ...evaluation.torch_model import TorchModel
@@ -71,7 +72,10 @@ class TorchTrainer:
     def load(self, checkpoint: Path, *, optimizer: bool) -> None:
         """Take the parameters of a checkpoint, and what AdamW knows."""
         check_model(checkpoint, self.job.config)
-        self._model.load_state_dict(read_tensors(checkpoint / WEIGHTS, "pt"))
+        try:
+            self._model.load_state_dict(read_tensors(checkpoint / WEIGHTS, "pt"))
+        except RuntimeError as error:
+            raise InputError(f"{checkpoint / WEIGHTS} does not fit its configuration: {error}") from error
         if optimizer:
             shapes = {name: tuple(p.shape) for name, p in self._model.named_parameters() if p.requires_grad}
             set_moments(self._optimizer, self._model, read_moments(checkpoint, shapes))
