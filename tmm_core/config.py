@@ -97,9 +97,10 @@ class TMMConfig(Configuration):
     """Which half of a block comes first."""
     tie_embeddings: bool = False
     """Use the embedding as the output projection."""
-    linear_init: Literal["uniform", "scaled"] = "uniform"
-    """Initial linear maps: uniform in +-1/sqrt(fan_in) as PyTorch's own, or N(0, 1/fan_in) without biases, where the
-    two maps that end in the residual stream are divided by sqrt(2 n_layers)."""
+    linear_init: Literal["uniform", "scaled", "kaiming"] = "uniform"
+    """Initial linear maps: uniform in +-1/sqrt(fan_in) as PyTorch's own; N(0, 1/fan_in) with biases of zero, where the
+    two maps that end in the residual stream are divided by sqrt(2 n_layers); or N(0, 2/fan_in) with biases of zero, as
+    in the paper's experiments."""
     embed_std: Annotated[float, Bounds(at_least=0)] = 1.0
     """Standard deviation of the initial embedding."""
     frozen: Literal["none", "lags", "projections"] = "none"

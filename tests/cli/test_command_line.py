@@ -169,7 +169,7 @@ def test_a_path_that_is_wrong_is_bad_input_and_not_a_failure(
         ["convert", REFERENCE / "flat.safetensors", text / "run"],
         ["train", *TINY, "--text", tmp_path / "none.txt"],
         ["generate", tmp_path / "none", "--prompt", "a"],
-        ["eval", model, "--text", tmp_path],
+        ["eval", model, "--text", tmp_path / "none"],
     ):
         assert re.search(r"choose|check|name", refused(*command, code=2)), "the remedy"
 
@@ -179,7 +179,12 @@ def test_what_a_command_does_not_know_is_told_with_its_own_usage(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Abbreviations are not known: what begins one option today may begin two tomorrow."""
-    options = {"generate": ["--prompt", "a"], "eval": ["--text", "a"], "convert": ["a", "b"]}.get(command, [])
+    options = {
+        "generate": ["--prompt", "a"],
+        "eval": ["--text", "a"],
+        "convert": ["a", "b"],
+        "study": ["efficiency", "--quick"],
+    }.get(command, [])
     for unknown, hint in (("--debu", "; did you mean --debug?"), ("--surely-unknown", "")):
         with pytest.raises(SystemExit) as stopped:
             main([command, *options, unknown])

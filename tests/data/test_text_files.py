@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.requirements import import_or_skip
+from support.requirements import import_or_skip, skip_without
 
 from tmm_core.errors import TMMError
 from tmm_lab.data.config import DataConfig, TextConfig
@@ -202,8 +202,9 @@ def test_what_a_missing_library_is_needed_for_is_said(
         documents(tmp_path / file)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
 def test_names_need_be_no_text(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        skip_without("linux", "other systems have no such names")
     folder = tmp_path / os.fsdecode(b"f\xff")
     folder.mkdir()
     (folder / os.fsdecode(b"n\xfe.jsonl")).write_bytes(json_lines(["a"], "text"))

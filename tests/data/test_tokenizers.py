@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import sys
 import time
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.requirements import skip_without
 from support.texts import prose, strings
 
 from tmm_adapters.tokenizers import ByteTokenizer, SubwordTokenizer, check_fits, load_tokenizer, train_tokenizer
@@ -254,8 +254,10 @@ def test_a_tokenizer_is_trained_on_words_of_any_length(letters):
     assert [usual.decode([token]) for token in usual.encode("two words")] == ["two", " words"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a process cannot signal itself there")
 def test_training_of_a_tokenizer_can_be_interrupted():
+    if os.name != "posix":
+        skip_without("posix", "a process cannot signal itself")
+
     def texts():
         """Come to an end only where nobody stops them."""
         os.kill(os.getpid(), signal.SIGINT)

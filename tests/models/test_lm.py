@@ -274,3 +274,13 @@ def test_scaled_linear_maps_keep_the_scale_of_the_residual_stream() -> None:
             assert spread == pytest.approx(1 / math.sqrt(fan_in * branches), rel=0.05), name
             assert not params[f"blocks.{i}.{name}.bias"].any(), name
     assert float(np.std(params["unembed.weight"])) == pytest.approx(1 / math.sqrt(96), rel=0.05)
+
+
+def test_kaiming_linear_maps_are_those_of_the_papers_experiments() -> None:
+    config = TMMConfig(d_model=96, n_layers=2, n_heads=2, max_len=8, vocab_size=300, linear_init="kaiming")
+    params = lm.init_params(config, np.random.default_rng(0))
+    maps = {name: w for name, w in params.items() if w.ndim == 2 and "lags" not in name and "bias" not in name}
+    for name, w in maps.items():
+        if not name.startswith("embed"):
+            assert float(np.std(w)) == pytest.approx(math.sqrt(2 / w.shape[1]), rel=0.05), name
+    assert not any(params[name].any() for name in params if name.endswith("bias"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.requirements import skip_without
 
 from tmm_lab import progress
 from tmm_lab.data.config import DataConfig
@@ -115,9 +116,10 @@ def test_preparation_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
         assert sum(done) == total, what
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
 @pytest.mark.parametrize("vocab", [None, 300])
 def test_a_run_may_be_in_a_folder_whose_name_is_no_text(vocab: int | None, tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        skip_without("linux", "other systems have no such names")
     (tmp_path / "text").write_bytes(written(0, 20_000))
     run, source, _ = prepared(tmp_path / os.fsdecode(b"r\xffn"), tmp_path / "text", vocab=vocab)
     data = open_data(run, source, check=True)

@@ -163,6 +163,8 @@ def init_params(config: TMMConfig, rng: np.random.Generator) -> dict[str, Array]
             return rng.uniform(-1, 1, shape) / math.sqrt(fan_in)
         if part == "bias":
             return np.zeros(shape)
+        if config.linear_init == "kaiming":
+            return rng.standard_normal(shape) * math.sqrt(2 / fan_in)
         ends = 2 * config.n_layers if layer in ("down", "out_proj") else 1  # the sum of all branches keeps its scale
         return rng.standard_normal(shape) / math.sqrt(fan_in * ends)
 

@@ -19,7 +19,7 @@ from .fields import CommandParser
 
 __all__ = ["main"]
 
-COMMANDS = ("train", "runs", "generate", "eval", "convert", "index", "backends", "agree", "bench")
+COMMANDS = ("train", "compare", "study", "runs", "generate", "eval", "convert", "index", "backends", "agree", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -172,12 +172,16 @@ class TokenWindows:
         """Return the number of windows."""
         return 1 + -(-(self.n_predicted - self.context) // self.stride)
 
+    def start(self, index: int) -> int:
+        """Return the position of the first token of window `index`, 0 <= index < len(self)."""
+        return min(index * self.stride, self.n_predicted - self.context)
+
     def __getitem__(self, index: int) -> dict[str, NDArray[np.int64]]:
         """Return `input_ids`, `targets` and, unless documents are joined, `segment_ids` of one window, (context,)."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"window {index} of {len(self)}")
         index %= len(self)
-        start = min(index * self.stride, self.n_predicted - self.context)
+        start = self.start(index)
         window = {
             name: row[0] for name, row in samples_at(self.tokens, [start], self.context, self.end_of_text).items()
         }

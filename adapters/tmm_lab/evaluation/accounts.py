@@ -29,6 +29,7 @@ from .flop_counter import flops_of
 __all__ = [
     "Parameters",
     "Speeds",
+    "TrainingStep",
     "cache_bytes",
     "count_flops",
     "count_parameters",
@@ -120,7 +121,7 @@ def peak_bytes(model: nn.Module, vocab_size: int, *, batch: int, n: int) -> int:
     Parameters, gradients and both moments are among them. What engines that are not PyTorch's take meanwhile is not
     seen.
     """
-    step = _TrainingStep(model, vocab_size, batch, n)
+    step = TrainingStep(model, vocab_size, batch, n)
     step()  # AdamW makes its moments in the first
     moments = [value for state in step.optimizer.state.values() for value in state.values()]
     live = _LiveBytes([*model.parameters(), *model.buffers(), *moments])
@@ -205,11 +206,12 @@ def speeds(
     batch, n : int
         Texts, and tokens of each.
     steps : int
-        Of the `n` tokens, the last that are read one after the other.
+        Of the `n` tokens, the last that are read one after the other; all but the first where `n` is as small.
     turns : int
         How often each is timed, after one turn that is not.
     """
-    training = {name: _TrainingStep(model, vocab_size, batch, n) for name, model in models.items()}
+    steps = min(steps, n - 1)
+    training = {name: TrainingStep(model, vocab_size, batch, n) for name, model in models.items()}
     seconds: dict[str, list[tuple[float, float, float]]] = {name: [] for name in models}
     for turn in range(turns + 1):
         for name, model in models.items():
@@ -247,15 +249,17 @@ class _Reader:
             _, self.state = self._model.stream_prefill(self._plan, self.state, ids, None)
 
 
-class _TrainingStep:
-    """A step of AdamW on the same tokens each time."""
+class TrainingStep:
+    """A step of AdamW on the same `batch` texts of `n` random tokens each time it is called."""
 
     def __init__(self, model: nn.Module, vocab_size: int, batch: int, n: int) -> None:
+        """Train `model`, whose token ids are below `vocab_size`."""
         self._model = model
         self._ids, self._targets = _tokens(model, vocab_size, batch, n)
         self.optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4)
 
     def __call__(self) -> None:
+        """Train on them once."""
         self._model(self._ids, targets=self._targets)["loss"].backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

@@ -27,7 +27,11 @@ from .time_budget import Clock, TimeBudget
 if TYPE_CHECKING:
     from .frameworks import Runtime, Trainer
 
-__all__ = ["Loop", "samples_per_step"]
+__all__ = ["DivergedError", "Loop", "samples_per_step"]
+
+
+class DivergedError(InputError):
+    """Raised where the loss is no number: nothing can come of such a run."""
 
 
 class Loop:
@@ -175,8 +179,8 @@ class Loop:
 
         Raises
         ------
-        ValueError
-            If the loss, in training or held out, is no number: nothing can come of such a run.
+        DivergedError
+            If the loss, in training or held out, is no number.
         """
         samples, state = self._job.samples, self.state
         metrics["tokens"] = state.samples * samples.context
@@ -186,7 +190,7 @@ class Loop:
         metrics["epoch"] = state.samples / samples.per_pass
         wrong = [metrics[key] for key in ("loss", BITS) if not math.isfinite(metrics.get(key, 0.0))]
         if wrong:
-            raise InputError(
+            raise DivergedError(
                 f"training has diverged: the loss is {wrong[0]} at step {state.step}; start again with a "
                 f"smaller --learning-rate (it was {self._options.learning_rate}) or a longer --warmup"
             )

@@ -76,7 +76,7 @@ def begin(
         return _first_session(options, config, own)
 
 
-def resume(run: Run, *, steps: int | None = None, **changes: Any) -> int:
+def resume(run: Run, *, steps: int | None = None, display: Display | None = None, **changes: Any) -> int:
     """Take `run` up again from its newest intact checkpoint; return the exit code.
 
     Parameters
@@ -86,6 +86,8 @@ def resume(run: Run, *, steps: int | None = None, **changes: Any) -> int:
     steps : int, optional
         A new number of steps for the whole run, which may be finished; the learning rate goes on as in a run of that
         many.
+    display : Display, optional
+        Shows the run; by default on standard output.
     **changes
         Options that say how to compute, not what: `framework`, `device`, `backend`, `compile`, `report_to`.
 
@@ -121,7 +123,7 @@ def resume(run: Run, *, steps: int | None = None, **changes: Any) -> int:
     with _settings(framework, options), contextlib.ExitStack() as stack:
         runtime = framework.make_runtime(options)
         locked = runtime.in_first_process(lambda: stack.enter_context(run.locked()))
-        display = make_display(silent=not runtime.first)
+        display = display or make_display(silent=not runtime.first)
         for reason in skipped:
             display.note(f"skipped {reason}")
         display.note(

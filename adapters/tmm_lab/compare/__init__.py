@@ -1,0 +1,1 @@
+"""Comparisons of architectures: what is held equal, the runs, the statistics, the results (`tmm compare`)."""

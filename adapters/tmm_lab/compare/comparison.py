@@ -1,0 +1,225 @@
+"""A comparison: everything is done once, in an order that interleaves the models, and kept as it ends.
+
+Its folder holds
+
+comparison.json   what is compared; the models that were found, the steps of a run, learning rates tried
+data/             the text as tokens, which all runs read, and tokenizer.json
+runs/             <model>-rate-<rate>, then <model>-seed-<seed>: folders of runs, as `tmm train` makes them
+results.json, comparison.md, comparison.png      once all runs have ended
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tmm_adapters.architecture import ModelConfig, config_from_dict, config_to_dict
+from tmm_adapters.devices import torch_device
+from tmm_adapters.files import add_sum, atomic_write, digest
+from tmm_adapters.words import counted
+
+from ..data.config import DataConfig
+from ..evaluation.accounts import Speeds, speeds
+from ..progress import Advance, waiting
+from ..training import session
+from ..training.data import Data
+from ..training.display import Silence, duration
+from ..training.loop import DivergedError
+from ..training.options import TrainingOptions
+from ..training.preparation import description_of
+from ..training.runs import Run
+from .entries import collected
+from .folder import Folder
+from .length import EVALUATIONS, RATES, TimeLeft, expected_seconds, kinds, steps_in
+from .models import equal_models, made
+from .options import Arm, ComparisonOptions
+from .picture import draw_comparison
+from .results import Results, table, write_results
+
+__all__ = ["InterruptedRun", "compare"]
+
+RATE_SEED = 9
+"""Of the runs that try learning rates; their results are not used again."""
+CALIBRATION_TURNS = 20
+_DIVERGED = 99.0  # bits per byte: more than any model pays
+
+
+class InterruptedRun(Exception):
+    """Raised when a signal ended a run; what it did is kept."""
+
+    def __init__(self, code: int) -> None:
+        """Remember the exit code."""
+        super().__init__(code)
+        self.code = code
+
+
+def compare(path: Path, arms: Sequence[Arm], options: ComparisonOptions, source: DataConfig) -> Results:
+    """Compare models, doing what is left to do, and return the results; they are written into the folder as well.
+
+    Parameters
+    ----------
+    path : Path
+        The folder of the comparison: new, or that of a comparison with the same arms, options and text.
+    arms : sequence of Arm
+        The first is the reference.
+    options : ComparisonOptions
+        How they are compared.
+    source : DataConfig
+        The text.
+
+    Raises
+    ------
+    InterruptedRun
+        If a signal ended a run.
+    ValueError
+        If the folder holds something else, the text is too short, a model cannot be made as expensive as the
+        reference, or the minutes do not suffice for 20 steps a run.
+    """
+    folder = Folder(path, arms, options, source)
+    with folder.data() as data:
+        results = _Comparison(folder, tuple(arms), options, data).results()
+    write_results(path / "results.json", results)
+    with atomic_write(path / "comparison.md") as file:
+        file.write(f"{results.sentence}\n\n{table(results)}\n".encode())
+    draw_comparison(path / "comparison.png", results)
+    return results
+
+
+class _Comparison:
+    """The steps of a comparison."""
+
+    def __init__(self, folder: Folder, arms: tuple[Arm, ...], options: ComparisonOptions, data: Data) -> None:
+        self._folder, self._arms, self._options, self._data = folder, arms, options, data
+        self._device = str(torch_device(options.device))
+        self._configs = self._models()
+        self._speeds = self._timed()
+        self._steps = self._length()
+        seconds = expected_seconds(self._speeds, options, len(data.held_out_tokens), self._steps)
+        self._left = TimeLeft(seconds)
+        print(
+            f"comparing {len(arms)} models: {len(seconds)} runs, {self._steps:,} steps for each of "
+            f"{counted(options.seeds, 'seed')}, about {duration(sum(seconds.values()))} in all",
+            flush=True,
+        )
+
+    def results(self) -> Results:
+        """Train what is not trained yet, and put the results together."""
+        self._try_rates()
+        for seed in range(self._options.seeds):
+            for arm in self._arms:
+                self._trained(arm.label, f"seed-{seed}", seed, self._rate(arm.label))
+        return collected(
+            self._folder,
+            self._arms,
+            self._options,
+            self._data,
+            configs=self._configs,
+            speeds=self._speeds,
+            rates={arm.label: self._rate(arm.label) for arm in self._arms},
+            device=self._device,
+        )
+
+    def _models(self) -> dict[str, ModelConfig]:
+        if "models" not in self._folder:
+            found = equal_models(self._arms, self._options, self._data.tokenizer.vocab_size, self._device)
+            self._folder.keep("models", {label: config_to_dict(config) for label, config in found.items()})
+        return {label: config_from_dict(fields) for label, fields in self._folder["models"].items()}
+
+    def _timed(self) -> dict[str, Speeds]:
+        """Return the speeds of all models, timed in turns."""
+        if "speeds" not in self._folder:
+            options, vocab_size = self._options, self._data.tokenizer.vocab_size
+            with waiting(f"timing {len(self._configs)} models"):
+                models = {label: made(config, self._device) for label, config in self._configs.items()}
+                found = speeds(models, vocab_size, batch=options.batch, n=options.max_len, turns=CALIBRATION_TURNS)
+            self._folder.keep("speeds", {label: dataclasses.asdict(speed) for label, speed in found.items()})
+        return {label: Speeds(**speed) for label, speed in self._folder["speeds"].items()}
+
+    def _length(self) -> int:
+        """Return the steps of each run."""
+        if "steps" not in self._folder:
+            fitting = self._options.steps or steps_in(self._speeds, self._options, len(self._data.held_out_tokens))
+            self._folder.keep("steps", fitting)
+        return int(self._folder["steps"])
+
+    def _try_rates(self) -> None:
+        """Train each model with each learning rate for a quarter of the steps, at a seed of its own."""
+        tried: dict[str, dict[str, float]] = self._folder.get("candidates", {})
+        for base in RATES:
+            for arm in self._arms:
+                rate, kind = self._scaled(base, arm.label), f"rate-{base:g}"
+                of_arm = tried.setdefault(arm.label, {})
+                if f"{rate:g}" in of_arm:
+                    self._left.skip((arm.label, kind))
+                    continue
+                try:
+                    of_arm[f"{rate:g}"] = self._trained(arm.label, kind, RATE_SEED, rate)
+                except DivergedError:
+                    of_arm[f"{rate:g}"] = _DIVERGED
+                self._folder.keep("candidates", tried)
+
+    def _scaled(self, rate: float, label: str) -> float:
+        """Return a learning rate at 128 channels as that of a model."""
+        return float(f"{rate * 128 / getattr(self._configs[label], 'd_model', 128):.3g}")
+
+    def _rate(self, label: str) -> float:
+        """Return the learning rate with the fewest bits per byte."""
+        tried: dict[str, float] = self._folder["candidates"][label]
+        return float(min(tried, key=lambda rate: tried[rate]))
+
+    def _trained(self, label: str, kind: str, seed: int, rate: float) -> float:
+        """Return the bits per byte of a run that has ended, after what is left of it."""
+        folder, name = self._folder.run(label, kind), f"{label}, {kind.replace('-', ' ')}"
+        if not (folder / "run.json").is_file():
+            self._make_run(folder, self._configs[label], seed, rate, kinds(self._options, self._steps)[kind])
+        run = Run.open(folder)
+        if run.description["finished"]:
+            self._left.skip((label, kind))
+        else:
+            total = run.description["steps"]
+            with waiting(f"{name}; {self._left}", total) as advance, self._left.timed((label, kind)):
+                code = session.resume(run, display=_Bar(advance))
+            if code:
+                raise InterruptedRun(code)
+            run = Run.open(folder)
+            print(f"{name}: {run.description['bits_per_byte']:.3f} bits per byte; {self._left}", flush=True)
+        return float(run.description["bits_per_byte"])
+
+    def _make_run(self, folder: Path, config: ModelConfig, seed: int, rate: float, steps: int) -> None:
+        """Make the folder of a run that is prepared: it reads the text of the comparison."""
+        folder.mkdir(parents=True, exist_ok=True)
+        run = Run(folder, {})
+        if not run.data.is_symlink():
+            run.data.symlink_to(Path("..") / ".." / "data", target_is_directory=True)
+        self._data.tokenizer.save(folder)
+        add_sum(run.tokenizer, digest(run.tokenizer))
+        options = TrainingOptions(
+            steps=steps,
+            batch=self._options.batch,
+            join_documents=True,  # not every architecture can keep them apart
+            learning_rate=rate,
+            seed=seed,
+            precision="float32",  # in which the models are timed as well
+            framework="torch",
+            device=self._options.device,
+            backend=self._options.backend,
+            evaluations=EVALUATIONS,
+        )
+        description = description_of(
+            preset="default", config=config, vocab_given=True, data=self._folder.source, options=options, start=None
+        )
+        run.describe(**{**description, "prepared": True, "baselines": self._folder["baselines"]})
+
+
+class _Bar(Silence):
+    """Moves the bar of one run."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance, self._done = advance, 0
+
+    def step(self, step: int, total: int | None, **metrics: Any) -> None:
+        """Show that `step` is done."""
+        self._advance(step - self._done)
+        self._done = step

@@ -1,0 +1,126 @@
+"""The results of a comparison whose runs have all ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tmm_adapters.architecture import ModelConfig, config_to_dict, get_architecture
+from tmm_adapters.files import atomic_write
+from tmm_adapters.pretrained import load_model
+
+from ..bench.machine import describe
+from ..data.dataset import evaluation_windows
+from ..evaluation import accounts
+from ..training.data import Data
+from ..training.reporter import BITS
+from ..training.runs import Run
+from .documents import document_bytes, document_nats
+from .folder import Folder
+from .models import made
+from .options import Arm, ComparisonOptions
+from .results import Curve, Entry, Results
+from .statistics import Difference, paired_difference
+
+__all__ = ["collected"]
+
+
+def collected(
+    folder: Folder,
+    arms: Sequence[Arm],
+    options: ComparisonOptions,
+    data: Data,
+    *,
+    configs: Mapping[str, ModelConfig],
+    speeds: Mapping[str, accounts.Speeds],
+    rates: Mapping[str, float],
+    device: str,
+) -> Results:
+    """Return the results, after what is measured of the trained models."""
+    n_bytes = document_bytes(data.held_out)
+    runs = {
+        arm.label: [Run.open(folder.run(arm.label, f"seed-{seed}")) for seed in range(options.seeds)] for arm in arms
+    }
+    nats = {label: np.stack([_document_nats(run, data, options, device) for run in runs[label]]) for label in runs}
+    reference = nats[arms[0].label]
+
+    def entry(arm: Arm) -> Entry:
+        label, config = arm.label, configs[arm.label]
+        difference = None if arm is arms[0] else paired_difference(reference, nats[label], n_bytes)
+        curves = tuple(_curve(seed, run) for seed, run in enumerate(runs[label]))
+        tried = folder["candidates"][label]
+        return _entry(label, config, options, speeds[label], rates[label], tried, curves, difference, device)
+
+    return Results(
+        entries=tuple(entry(arm) for arm in arms),
+        equal=options.equal,
+        steps=folder["steps"],
+        text={
+            "name": folder.source.name,
+            "sha256": data.text.sha256,
+            "bytes": data.text.n_bytes,
+            "documents": data.text.n_documents,
+            "held_out_bytes": data.held_out.n_bytes,
+            "held_out_documents": len(n_bytes),
+        },
+        baselines=folder["baselines"],
+        machine=describe(),
+        options=options.to_dict(),
+        rivals=tuple(arm.label for arm in arms[1:] if arm.rival),
+        date=time.strftime("%Y-%m-%d"),
+    )
+
+
+def _document_nats(run: Run, data: Data, options: ComparisonOptions, device: str) -> NDArray[np.float64]:
+    """Return what each held-out document costs the model of a run, (documents,), measured once."""
+    path = run.folder / "documents.npy"
+    if not path.is_file():
+        model, _ = load_model(run.model, device=device)
+        windows = evaluation_windows(data.held_out_tokens, options.max_len, None)
+        measured = document_nats(model.eval(), windows, data.tokenizer.end_of_text, batch=options.batch)
+        with atomic_write(path) as file:
+            np.save(file, measured)
+    found: NDArray[np.float64] = np.load(path)
+    return found
+
+
+def _curve(seed: int, run: Run) -> Curve:
+    records = [record for record in run.records() if BITS in record]
+    return Curve(seed, tuple(record["tokens"] for record in records), tuple(record[BITS] for record in records))
+
+
+def _entry(
+    label: str,
+    config: ModelConfig,
+    options: ComparisonOptions,
+    speeds: accounts.Speeds,
+    rate: float,
+    tried: Mapping[str, float],
+    curves: tuple[Curve, ...],
+    difference: Difference | None,
+    device: str,
+) -> Entry:
+    """Measure what a model costs."""
+    model = made(config, device)
+    parameters = accounts.count_parameters(model, config.vocab_size)
+    shape = {"batch": options.batch, "n": options.max_len}
+    return Entry(
+        label=label,
+        config=config_to_dict(config),
+        learning_rate=rate,
+        candidates=tried,
+        parameters=parameters.total,
+        parameters_without_embeddings=parameters.without_embeddings,
+        flops_per_token=get_architecture(config.model_type).flops_per_token(config),
+        memory_bytes=accounts.peak_bytes(made(config, device), config.vocab_size, **shape),
+        stored_bytes_per_token=accounts.stored_bytes(model, config.vocab_size, **shape),
+        cache_bytes=accounts.cache_bytes(model, config.vocab_size, n=options.max_len),
+        training_rate=speeds.training,
+        prefill_rate=speeds.prefill,
+        decoding_rate=speeds.decoding,
+        curves=curves,
+        difference=difference,
+    )

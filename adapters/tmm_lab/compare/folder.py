@@ -1,0 +1,125 @@
+"""What is kept of a comparison in its folder as it goes, so that the same command takes it up again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tmm_adapters.files import atomic_write
+from tmm_core.errors import InputError
+
+from ..data.config import DataConfig
+from ..evaluation.baselines import baseline_costs
+from ..progress import waiting
+from ..training.data import Data, open_data, prepare_data
+from ..training.runs import Run
+from .options import Arm, ComparisonOptions
+
+__all__ = ["Folder", "slug"]
+
+FORMAT, VERSION = "tmm-comparison-plan", 1
+
+
+class Folder:
+    """The folder of a comparison, begun or taken up again.
+
+    Parameters
+    ----------
+    path : Path
+        New, or that of a comparison with the same arms, options and text.
+    arms : sequence of Arm
+        The first is the reference.
+    options : ComparisonOptions
+        How they are compared.
+    source : DataConfig
+        The text.
+
+    Raises
+    ------
+    ValueError
+        If the folder holds a comparison of something else, or something else altogether.
+    """
+
+    def __init__(self, path: Path, arms: Sequence[Arm], options: ComparisonOptions, source: DataConfig) -> None:
+        """Write what is compared, or see that it is what the folder was begun with."""
+        labels = [slug(arm.label) for arm in arms]
+        if len(set(labels)) < len(labels) or len(labels) < 2:
+            raise InputError(f"a comparison needs two or more models of different names, and has {', '.join(labels)}")
+        self.path, self.source = path, source
+        self._values = self._begun(
+            arms=[dataclasses.asdict(arm) for arm in arms], options=options.to_dict(), data=source.to_dict()
+        )
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether something is kept under a name."""
+        return name in self._values
+
+    def get(self, name: str, default: Any) -> Any:
+        """Return what is kept under a name, or `default`."""
+        return self._values.get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return what is kept under a name."""
+        return self._values[name]
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep plain data under a name."""
+        self._values[name] = value
+        self._write(self._values)
+
+    def run(self, label: str, kind: str) -> Path:
+        """Return the folder of a run of a model."""
+        return self.path / "runs" / f"{slug(label)}-{kind}"
+
+    @contextmanager
+    def data(self) -> Iterator[Data]:
+        """Give the text, prepared once; no other process works in the folder meanwhile."""
+        owner = Run(self.path, {})
+        with owner.locked():
+            if "baselines" in self:
+                data = open_data(owner, self.source, check=True)
+            else:
+                with waiting(f"reading {self.source.name}"):
+                    data = prepare_data(owner, self.source)
+                self.keep("baselines", baseline_costs(data.training, data.held_out))
+            yield data
+
+    def _begun(self, **asked: Any) -> dict[str, Any]:
+        """Return what the folder holds, which is what is asked for, or, where it is new, begin it."""
+        asked = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **asked}))  # as it is read again
+        path = self.path / "comparison.json"
+        if not path.is_file():
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise InputError(f"{self.path} is not empty and holds no comparison: choose another --out")
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write(asked)
+            return asked
+        try:
+            found: dict[str, Any] = json.loads(path.read_bytes())
+            other = [name for name in asked if found.get(name) != asked[name]]
+        except (ValueError, AttributeError) as error:
+            raise InputError(f"{path} is damaged ({error}): remove the folder, and compare anew") from error
+        if other:
+            raise InputError(
+                f"{self.path} holds a comparison with other {' and '.join(other)}: give the same options to go on "
+                "with it, or another --out to begin one"
+            )
+        return found
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        with atomic_write(self.path / "comparison.json") as file:
+            file.write(json.dumps(values, indent=1).encode() + b"\n")
+
+
+def slug(label: str) -> str:
+    """Return a label as the name of a folder.
+
+    >>> slug("TMM, twice as wide")
+    'tmm-twice-as-wide'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")

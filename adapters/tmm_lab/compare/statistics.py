@@ -1,0 +1,114 @@
+"""Paired differences in held-out bits per byte, their intervals, and the verdict.
+
+Two models that are trained with the same seeds, in the same order of the same text, and measured on the same documents
+differ far less by chance than two models by themselves, so differences are taken within a seed and a document.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tmm_core.errors import InputError
+
+__all__ = ["MARGIN", "Difference", "Verdict", "paired_difference", "verdict"]
+
+MARGIN = 0.02
+"""Bits per byte within which two models count as equal."""
+
+Verdict = Literal["confirmed", "refuted", "undecided"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The held-out bits per byte of one model less those of another; below 0 the first is better."""
+
+    mean: float
+    low: float
+    high: float
+    """The ends of the interval, -inf and inf where one seed tells nothing of others."""
+    p_value: float
+    """Of Student's paired test over the seeds, NaN for one seed."""
+
+
+def paired_difference(
+    first: NDArray[Any],
+    second: NDArray[Any],
+    n_bytes: NDArray[Any],
+    *,
+    level: float = 0.95,
+    resamples: int = 4000,
+    seed: int = 0,
+) -> Difference:
+    """Return the difference in bits per byte of two models over the same seeds and documents, with its interval.
+
+    Parameters
+    ----------
+    first, second : array, shape (seeds, documents)
+        Cross-entropy (nats) of each held-out document, summed over its tokens.
+    n_bytes : array, shape (documents,)
+        The bytes of each document.
+    level : float
+        How often the interval holds the difference that all seeds and documents of their kind would show.
+    resamples : int
+        Of the bootstrap.
+    seed : int
+        Of the bootstrap.
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not go together, or there is no seed or no document.
+
+    Notes
+    -----
+    A bootstrap of two levels. Documents are resampled. Seeds are too few for that, and a resampled handful understates
+    its own spread, so their level is Student's: the deviation of a resample is the standard error over the seeds times
+    a number drawn from the t distribution.
+    """
+    first, second, n_bytes = (np.asarray(array, np.float64) for array in (first, second, n_bytes))
+    if first.shape != second.shape or first.ndim != 2 or n_bytes.shape != first.shape[1:] or not first.size:
+        raise InputError(
+            "first and second must be (seeds, documents) and n_bytes (documents,), none of them empty; they are "
+            f"{first.shape}, {second.shape} and {n_bytes.shape}"
+        )
+    from scipy import stats
+
+    bits = (first - second) / math.log(2)
+    seeds, documents = bits.shape
+    by_seed = bits.sum(axis=1) / n_bytes.sum()
+    mean = float(by_seed.mean())
+    if seeds == 1:
+        return Difference(mean, -math.inf, math.inf, math.nan)
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(documents, np.full(documents, 1 / documents), size=resamples)
+    by_documents = (drawn @ bits.mean(axis=0)) / (drawn @ n_bytes)
+    error = float(by_seed.std(ddof=1)) / math.sqrt(seeds)
+    means = by_documents + error * rng.standard_t(seeds - 1, size=resamples)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    p_value = float(stats.ttest_rel(*(array.sum(axis=1) for array in (first, second))).pvalue)
+    return Difference(mean, float(low), float(high), p_value)
+
+
+def verdict(differences: Iterable[Difference], margin: float = MARGIN) -> Verdict:
+    """Return what differences of a model from each of its rivals say of the claim that it is as good or better.
+
+    Confirmed if every interval ends below `margin`, refuted if one begins above it, else undecided. The rule was fixed
+    before the first run.
+
+    >>> verdict([Difference(-0.1, -0.2, 0.0, 0.01), Difference(0.1, 0.05, 0.15, 0.01)])
+    'refuted'
+    >>> verdict([Difference(-0.1, -0.2, 0.0, 0.01), Difference(0.0, -0.05, 0.05, 0.9)])
+    'undecided'
+    """
+    found = list(differences)
+    if any(difference.low > margin for difference in found):
+        return "refuted"
+    if found and all(difference.high < margin for difference in found):
+        return "confirmed"
+    return "undecided"

@@ -1,0 +1,94 @@
+"""Models of several architectures at equal cost: the widths at which they have the parameters, operations or memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from tmm_adapters.architecture import ModelConfig
+from tmm_core.errors import InputError
+
+__all__ = ["TOLERANCE", "at_cost"]
+
+TOLERANCE = 0.02
+"""The largest deviation from equal cost, as a share of it."""
+
+WIDEST = 1 << 14
+_FINE = ("d_mlp", "state_size")  # what a model's cost is set by where its heads allow few widths
+
+
+def at_cost(
+    config: ModelConfig, cost: Callable[[ModelConfig], float], target: float, *, tolerance: float = TOLERANCE
+) -> ModelConfig:
+    """Return `config` with another width, at which it costs `target`.
+
+    Of the widths that the architecture takes, the one whose cost is nearest is chosen. Where it is further from the
+    target than `tolerance`, because heads allow every eighth width only, the width of the MLP, or in a Mamba the size
+    of the state, makes up for it.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        Everything but the width.
+    cost : callable
+        Grows with the width; called about 25 times.
+    target : float
+        What the model is to cost.
+    tolerance : float
+        Largest deviation, as a share of `target`.
+
+    Raises
+    ------
+    ValueError
+        If no width comes near enough; the message has the nearest.
+
+    Examples
+    --------
+    >>> from tmm_adapters.architecture import get_architecture
+    >>> from tmm_core import TMMConfig
+    >>> found = at_cost(TMMConfig(n_heads=8), get_architecture("tmm").n_parameters, 1e6)
+    >>> found.d_model, found.d_mlp, get_architecture("tmm").n_parameters(found)
+    (152, 604, 1000581)
+    """
+    if target <= 0:
+        raise InputError(f"a model cannot cost {target:g}: give a larger reference")
+    step = next(width for width in range(1, WIDEST) if _can_be(config, width))  # heads divide its multiples, too
+    nearest = _nearest(config, "d_model", range(step, WIDEST, step), cost, target)
+    fine = next((name for name in _FINE if hasattr(config, name)), None)
+    found = nearest
+    if abs(cost(nearest) / target - 1) > tolerance and fine is not None:
+        found = _nearest(nearest, fine, range(1, WIDEST), cost, target)
+    reached = cost(found)
+    if abs(reached / target - 1) > tolerance:
+        raise InputError(
+            f"no {config.model_type} comes within {tolerance:.0%} of {target:,.0f}: the nearest, of {found.d_model} "  # type: ignore[attr-defined]
+            f"channels, has {reached:,.0f}; choose another width or other heads"
+        )
+    return found
+
+
+def _nearest(
+    config: ModelConfig, field: str, values: Sequence[int], cost: Callable[[ModelConfig], float], target: float
+) -> ModelConfig:
+    """Return `config` with the one of ascending `values` in `field` whose cost is nearest to the target."""
+
+    def made(value: int) -> ModelConfig:
+        changed: ModelConfig = dataclasses.replace(config, **{field: value})  # type: ignore[type-var]
+        return changed
+
+    low, high = 0, 1  # indices; doubled first, since the widest of all would take long to cost
+    while high < len(values) - 1 and cost(made(values[high])) < target:
+        low, high = high, min(2 * high, len(values) - 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(made(values[middle])) < target else (low, middle)
+    return min((made(values[low]), made(values[high])), key=lambda found: abs(cost(found) - target))
+
+
+def _can_be(config: ModelConfig, width: int) -> bool:
+    """Return whether the architecture takes a width."""
+    try:
+        dataclasses.replace(config, d_model=width)  # type: ignore[type-var]
+    except InputError:
+        return False
+    return True

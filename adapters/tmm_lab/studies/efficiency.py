@@ -1,0 +1,49 @@
+"""Is a TMM trained more efficiently than other models whose cost grows less than quadratically?
+
+The claim (arXiv 2605.06683): at equal compute and memory a TMM reaches an equal or lower evaluation loss than windowed
+and linear attention, Hyena and Mamba 2. The authors' own logs compare a TMM of twice the width of the others; at equal
+width it is behind. So the study holds one account equal and reports the others: models of equal FLOPs, the authors'
+pair beside them, and a TMM with the initial parameters of their experiments, which begins far above the others.
+
+The rule was fixed before the first run: the claim is confirmed if the 95 % interval of the TMM's bits per byte less
+those of each rival ends below 0.02, refuted if one of them begins above it, and else undecided. Llama and the masked
+mixer are not among the rivals, as their cost is quadratic; what they reach is shown.
+"""
+
+from __future__ import annotations
+
+from ..compare.options import Arm, ComparisonOptions
+
+__all__ = ["CLAIM", "FULL", "HELD_OUT_BYTES", "QUICK", "arms"]
+
+CLAIM = "at equal compute a TMM reaches an equal or lower loss than other sub-quadratic models"
+QUICK = ComparisonOptions(equal="flops", minutes=20.0, seeds=3)
+FULL = ComparisonOptions(equal="flops", steps=4000, seeds=5, d_model=256, n_layers=8, max_len=512)
+HELD_OUT_BYTES = 262_144
+
+
+def arms(options: ComparisonOptions) -> list[Arm]:
+    """Return the models of the study, the TMM that the claim is about first."""
+    # Twice the width at which a Hyena takes the FLOPs of the first TMM, in a multiple of its heads.
+    wide = 4 * round(2 * 117 / 128 * options.d_model / 4)
+    heads = {"n_heads": 4}
+    paper = {"lag_init": "normal", "linear_init": "kaiming"}
+    return [
+        Arm(label="TMM", architecture="tmm", fields=heads),
+        Arm(label="TMM, flat", architecture="tmm", fields={"n_heads": 0}, rival=False),
+        Arm(label="TMM, initialised as in the paper", architecture="tmm", fields=heads | paper, rival=False),
+        Arm(
+            label="TMM, twice the width of Hyena",
+            architecture="tmm",
+            fields=heads | {"d_model": wide},
+            solved=False,
+            rival=False,
+        ),
+        Arm(label="window", architecture="window", fields={"window": 64}),
+        Arm(label="linear attention", architecture="linear-attention"),
+        Arm(label="Hyena", architecture="hyena"),
+        Arm(label="Hyena, tuned", architecture="hyena-tuned"),
+        Arm(label="Mamba 2", architecture="mamba2"),
+        Arm(label="Llama", architecture="llama", rival=False),
+        Arm(label="masked mixer", architecture="masked-mixer", rival=False),
+    ]

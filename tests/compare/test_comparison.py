@@ -1,0 +1,141 @@
+"""A comparison goes on where it was interrupted, refuses what it cannot do, and counts what it says."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from support.commands import printed, refused
+from support.texts import prose
+from support.training_runs import signal_at
+
+from tmm_lab.compare.comparison import InterruptedRun, compare
+from tmm_lab.compare.options import Arm, ComparisonOptions
+from tmm_lab.compare.results import read_results, table
+from tmm_lab.data.config import DataConfig
+from tmm_lab.training.runs import Run
+
+ARMS = [
+    Arm(label="tmm", architecture="tmm", fields={"n_heads": 2}),
+    Arm(label="a masked mixer", architecture="masked-mixer"),
+]
+OPTIONS = ComparisonOptions(d_model=8, n_layers=1, max_len=16, batch=2, seeds=2, steps=20, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(100):
+        (folder / f"{number}.txt").write_text(prose(number, 30))
+    return DataConfig(text=tuple(map(str, sorted(folder.glob("*.txt")))), held_out_bytes=1000)
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Return the folder of a comparison that was not interrupted, and its results."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, compare(folder, ARMS, OPTIONS, data)
+
+
+def measured(results):
+    """Return what does not depend on the speed of the machine."""
+    return {
+        entry.label: (entry.learning_rate, entry.candidates, entry.curves, entry.difference, entry.parameters)
+        for entry in results.entries
+    }
+
+
+def test_results_are_those_of_the_runs(whole):
+    folder, results = whole
+    assert [entry.label for entry in results.entries] == ["tmm", "a masked mixer"]
+    for entry in results.entries:
+        for seed, bits in enumerate(entry.final):
+            run = Run.open(folder / "runs" / f"{entry.label.replace(' ', '-')}-seed-{seed}")
+            assert run.description["bits_per_byte"] == bits
+            assert run.parsed().options.learning_rate == entry.learning_rate
+            # What each document costs adds up to what the whole text does.
+            nats = np.load(run.folder / "documents.npy").sum()
+            assert nats / np.log(2) / results.text["held_out_bytes"] == pytest.approx(bits, rel=1e-5)
+        assert entry.candidates[f"{entry.learning_rate:g}"] == min(entry.candidates.values())
+        assert len(entry.candidates) == 3
+    first, second = results.entries
+    assert second.difference.mean == pytest.approx(np.mean(first.final) - np.mean(second.final), abs=1e-6)
+    assert results.verdict in results.sentence
+
+
+def test_all_models_read_the_same_text_in_the_same_order(whole):
+    folder, _ = whole
+    texts = {json.dumps(Run.open(path).description["data"]) for path in (folder / "runs").iterdir()}
+    assert len(texts) == 1
+    assert {path.resolve() for path in folder.glob("runs/*/data")} == {(folder / "data").resolve()}
+
+
+@pytest.mark.slow  # trains all of it a second time
+def test_an_interrupted_comparison_ends_with_the_same_results(whole, data, tmp_path, monkeypatch):
+    folder = tmp_path / "interrupted"
+    for step in (3, 35, 30):  # of each session; runs that try learning rates have 20 steps, the others too
+        with monkeypatch.context() as patch:
+            signal_at(patch, step)
+            with pytest.raises(InterruptedRun) as stopped:
+                compare(folder, ARMS, OPTIONS, data)
+            assert stopped.value.code == 130
+    ended = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/model/model.safetensors")}
+    assert ended
+    results = compare(folder, ARMS, OPTIONS, data)
+    assert measured(results) == measured(whole[1])
+    assert {path: path.stat().st_mtime_ns for path in ended} == ended  # what had ended was not trained again
+
+
+def test_a_comparison_that_has_ended_is_not_computed_again(whole, data):
+    folder, results = whole
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*") if path.is_file()}
+    assert measured(compare(folder, ARMS, OPTIONS, data)) == measured(results)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_results_are_read_as_they_were_written(whole):
+    folder, results = whole
+    assert read_results(folder / "results.json") == results
+    assert table(results) in (folder / "comparison.md").read_text()
+    assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": 3}, "other options"),
+        ({"arms": ARMS[::-1]}, "other arms"),
+        ({"held_out_bytes": 2000}, "other data"),
+    ],
+)
+def test_another_comparison_does_not_go_on_in_the_folder(whole, data, changes, words):
+    import dataclasses
+
+    arms = changes.get("arms", ARMS)
+    options = dataclasses.replace(OPTIONS, **{k: v for k, v in changes.items() if k == "seeds"})
+    source = dataclasses.replace(data, **{k: v for k, v in changes.items() if k == "held_out_bytes"})
+    with pytest.raises(ValueError, match=f"{words}: give the same options"):
+        compare(whole[0], arms, options, source)
+
+
+def test_minutes_that_do_not_suffice_are_refused_with_those_that_do(data, tmp_path):
+    import dataclasses
+
+    options = dataclasses.replace(OPTIONS, steps=None, minutes=1e-3)
+    with pytest.raises(ValueError, match=r"0.001 minutes are too few: 2 models with 2 seeds take about \d+ minutes?"):
+        compare(tmp_path / "few", ARMS, options, data)
+
+
+def test_the_command_compares_and_names_what_it_does_not_know(data, capsys, tmp_path):
+    text = ["--text", *data.text, "--held-out-bytes", "1000"]
+    tiny = ["--d-model", "8", "--n-layers", "1", "--max-len", "16", "--batch", "2", "--steps", "20", "--seeds", "1"]
+    out = printed(capsys, "compare", "--arch", "hyena", "masked-mixer", *text, *tiny, "--out", tmp_path / "out")
+    assert "| masked-mixer |" in out
+    assert "undecided: hyena" in out  # one seed decides nothing
+    assert "unknown architecture 'gpt': choose one of" in refused(capsys, "compare", "--arch", "tmm", "gpt")
+    assert "two or more models" in refused(capsys, "compare", "--arch", "tmm", *text, "--out", tmp_path / "one")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    error = refused(capsys, "compare", "--arch", "tmm", "hyena", *text, "--out", tmp_path / "full")
+    assert "holds no comparison" in error
