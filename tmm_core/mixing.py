@@ -218,10 +218,10 @@ def _within(xp: ModuleType, bias: Array, positions: Array | None, n: int) -> tup
     limit = bias.shape[-1]
     if positions is None or limit >= n:
         return bias, positions
-    if values_known(positions):
-        longest = 1 + int(xp.max(positions))
-        if longest > limit:
-            raise InputError(_too_long("longest document", longest, limit))
+    longest = xp.max(positions)
+    if values_known(longest):
+        if longest >= limit:
+            raise InputError(_too_long("longest document", 1 + int(longest), limit))
         return bias, positions
     bias = xp.concat([bias, xp.full_like(bias[:, :1], math.nan)], axis=1)
     return bias, xp.minimum(positions, xp.full_like(positions, limit))

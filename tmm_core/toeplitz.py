@@ -6,7 +6,7 @@ import functools
 from types import ModuleType
 
 from ._arrays.exchange import Array, library_of
-from ._arrays.properties import computed_in, conj, device_of, values_known, with_one
+from ._arrays.properties import computed_in, conj, device_of, surely_any, with_one
 from ._definition import direct
 from ._definition.toeplitz import Method, quiet
 from ._dispatch.checks import (
@@ -391,7 +391,7 @@ def _solution(w: Array, y: Array, backend: str) -> Array:
     w = w[None, :] if w.ndim == 1 else w
     y = y[:, None] if y.ndim == 1 else y
     check_heads("w's first axis", w.shape[0], y.shape[-1])
-    if 0 not in y.shape and (w.shape[-1] == 0 or (values_known(w) and bool(xp.any(w[:, 0] == 0)))):
+    if 0 not in y.shape and (w.shape[-1] == 0 or surely_any(w[:, 0] == 0)):
         raise InputError("w[..., 0] must not be zero: the matrix has no inverse")
     bridge = bridge_of(library_of(y))
     if isinstance(bridge, LazyBridge):

@@ -85,8 +85,19 @@ def test_a_closed_stream_is_no_error(model: Path, monkeypatch: pytest.MonkeyPatc
 def test_generate_stops_where_the_context_is_full(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", str(model), "--prompt", "abc", "--tokens", "1000", "--temperature", "0"]) == 0
     error = capsys.readouterr().err
-    assert re.search(r"4 prompt tokens and the first of the text in \S+ s; 29 tokens written, [\d,]+ tokens/s", error)
+    found = re.search(
+        r"4 prompt tokens and the first of the text in \S+ s; 29 tokens written, after the first [\d,.]+ tokens/s",
+        error,
+    )
+    assert found
     assert "the text stopped at 32 tokens with the prompt" in error
+
+
+def test_a_single_token_has_no_rate(model: Path, framework: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", str(model), "--prompt", "abc", "--tokens", "1", "--framework", framework]) == 0
+    error = capsys.readouterr().err
+    assert "the first of the text in" in error
+    assert "1 token written; " in error
 
 
 def test_several_prompts_are_continued_as_each_alone(

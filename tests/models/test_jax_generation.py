@@ -153,6 +153,16 @@ def test_programs_serve_every_length_up_to_a_power_of_two():
     assert jax_generation._go_on._cache_size() == compiled
 
 
+def test_the_first_token_waits_for_no_other_and_one_program_makes_all():
+    """Of parameters that were put on a device, which programs are compiled for."""
+    config = dataclasses.replace(FREE, d_model=8)
+    ours = jax.device_put(model.init(config), jax.devices()[0])
+    before = jax_generation._go_on._cache_size()
+    chunks = list(jax_generation.new_tokens(ours, random_ids(config, (2, 9)), config, 12, at_a_time=8))
+    assert [new.shape for new in chunks] == [(2, 1), (2, 8), (2, 3)]
+    assert jax_generation._go_on._cache_size() == before + 1
+
+
 def test_no_part_of_a_seed_is_left_out():
     config = dataclasses.replace(FREE, n_layers=0)
     _, ours = on_jax(config)

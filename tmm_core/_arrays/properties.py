@@ -24,6 +24,8 @@ __all__ = [
     "result_dtype",
     "result_dtype_name",
     "shift_channels",
+    "surely_all",
+    "surely_any",
     "values_known",
     "values_within_reach",
     "with_one",
@@ -89,7 +91,8 @@ def values_known(*arrays: Array | None) -> bool:
     """Return whether a Python branch may look at the arrays' values, as often as it wants.
 
     Not in code that is being traced or compiled, nor where a device queues its work: to look at its values is to wait
-    for it, and what waits cannot be captured in a graph of CUDA.
+    for it, and what waits cannot be captured in a graph of CUDA. Ask for what has been computed of arrays: in a traced
+    function that has no values, though they may; `surely_any` and `surely_all` do.
     """
     for array in arrays:
         if array is None or type(array) in _valued:
@@ -100,10 +103,7 @@ def values_known(*arrays: Array | None) -> bool:
 
 
 def values_within_reach(*arrays: Array | None) -> bool:
-    """Return whether the arrays have values that rare bookkeeping may look at, though it waits for a device then.
-
-    Ask for what has been computed of arrays: in a program of JAX's it has no values, though they may.
-    """
+    """Return whether the arrays have values that rare bookkeeping may look at, though it waits for a device then."""
     torch = _imported_torch()
     if torch is not None and torch.compiler.is_compiling():
         return False
@@ -115,6 +115,21 @@ def values_within_reach(*arrays: Array | None) -> bool:
         if not (compat.is_torch_array(array) or _is_queued(array)):
             _valued.add(type(array))
     return True
+
+
+def surely_any(mask: Array, *, wait: bool = False) -> bool:
+    """Return whether a mask is known to hold somewhere: how to branch on values, which a constant's mask may lack.
+
+    In a traced function a constant has its values, and what is computed of it has none. So this looks at what it has
+    computed, and computes nothing where that would be queued on a device; with `wait` it waits for the device.
+    """
+    look = values_within_reach if wait else values_known
+    return look(mask) and look(found := namespace_of(mask).any(mask)) and bool(found)
+
+
+def surely_all(mask: Array) -> bool:
+    """Return whether a mask is known to hold everywhere."""
+    return values_known(mask) and values_known(found := namespace_of(mask).all(mask)) and bool(found)
 
 
 def _imported_torch() -> Any:
@@ -202,7 +217,9 @@ def nan_where(mask: Array | None, y: Array) -> Array:
     if mask is None:
         return y
     xp = namespace_of(y)
-    return xp.where(mask, xp.full((), math.nan, dtype=y.dtype, device=device_of(y)), y)
+    # JAX is given the number itself: an array of NaN alarms those who look for NaN by `jax_debug_nans`.
+    nan = math.nan if compat.is_jax_namespace(xp) else xp.full((), math.nan, dtype=y.dtype, device=device_of(y))
+    return xp.where(mask, nan, y)
 
 
 def matmul(a: Array, b: Array) -> Array:

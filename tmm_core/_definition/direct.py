@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterator
 
 from .._arrays.exchange import Array, dtype_name, namespace_of
-from .._arrays.properties import conj, device_of, matmul, nan_where, shift_channels, values_known
+from .._arrays.properties import conj, device_of, matmul, nan_where, shift_channels, surely_all
 
 __all__ = ["correlation", "product", "solve", "toeplitz_block"]
 
@@ -133,7 +133,7 @@ def _rescued(operation: Callable[[Array, Array], Array], a: Array, b: Array) -> 
     xp = namespace_of(a, b)
     y = operation(a, b)
     finite = xp.isfinite(y)
-    if values_known(y) and bool(xp.all(finite)):
+    if surely_all(finite):
         return y
     factor = math.ldexp(1.0, -80 if dtype_name(y.dtype) in ("float32", "complex64") else -600)
     # Back by a factor that XLA cannot know: it would divide once by factor * factor, which underflows to zero.

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from .._arrays.exchange import Array, dtype_name, namespace_of
-from .._arrays.properties import conj, device_of, is_real, shift_channels, values_known
+from .._arrays.properties import conj, device_of, is_real, shift_channels, surely_all
 
 __all__ = ["ERROR_CONSTANT", "correlation", "error_factor", "fast_length", "product"]
 
@@ -189,7 +189,7 @@ def _rescaled(y: Array, gain: Array, noise: Callable[[], Array]) -> Array:
     result = y * gain
     result *= gain  # one after the other: gain * gain may be out of range where the result is not
     finite = xp.isfinite(result)
-    if values_known(result) and bool(xp.all(finite)):
+    if surely_all(finite):
         return result
     size = xp.abs(y)
     below = noise()

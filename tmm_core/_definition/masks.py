@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import device_of, shift_channels, values_known
+from .._arrays.properties import device_of, shift_channels, surely_all, surely_any
 from ..errors import InputError
 
 __all__ = [
@@ -31,13 +31,13 @@ def decreasing_rows(segment_ids: Array) -> Array | None:
     xp = namespace_of(segment_ids)
     n = segment_ids.shape[-1]
     wrong = xp.any(segment_ids[..., min(n, 1) :] < segment_ids[..., : max(n - 1, 0)], axis=-1)
-    return wrong if not values_known(wrong) or bool(xp.any(wrong)) else None
+    return None if surely_all(~wrong) else wrong
 
 
 def check_ordered(segment_ids: Array) -> bool:
     """Return whether `segment_ids` are known not to decrease; refuse those that are known to."""
     wrong = decreasing_rows(segment_ids)
-    if wrong is not None and values_known(wrong):
+    if wrong is not None and surely_any(wrong):
         raise InputError("segment_ids must not decrease along time: number documents in their order in the row")
     return wrong is None
 
@@ -158,7 +158,7 @@ def split_finite(a: Array) -> tuple[Array, Array | None]:
     """Return `a` with zeros for its non-finite entries, and where those were; None where it is known that none were."""
     xp = namespace_of(a)
     finite = xp.isfinite(a)
-    if values_known(a) and bool(xp.all(finite)):
+    if surely_all(finite):
         return a, None
     return _masked(a, finite), ~finite
 

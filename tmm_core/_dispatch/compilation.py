@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from .._arrays.strictness import leniently
+
 __all__ = ["one_operation"]
 
 P = ParamSpec("P")
@@ -22,6 +24,7 @@ def one_operation(function: Callable[P, R]) -> Callable[P, R]:
 
     The compiler's later stages trace through it, with the bridge's differentiation and its recorded operations.
     """
+    function = leniently(function)
     _waiting.append(function)
 
     @functools.wraps(function)

@@ -22,7 +22,8 @@ module and nothing else of `tmm_core`. What it holds:
 - descriptions, in `_registry.py`: `Backend`, `Rank`, `Request`; `get_backend` finds one by its name;
 - engines on arrays of any library, in `_run.py`: `run_matmul` and `run_correlate`, for bridges;
 - arrays: `share` and `share_like` hand buffers over, `plain_memory` makes them readable by address, `library_of`,
-  `namespace_of`, `device_kind`, `dtype_name`, `result_dtype`, `computed_in` and `values_known` ask about them;
+  `namespace_of`, `device_kind`, `dtype_name`, `result_dtype`, `computed_in` and `values_known` ask about
+  them; `leniently` computes in spite of JAX's strict modes;
 - the definition, to which an engine may hand what it does not compute: `definition_matmul`, `definition_correlate`,
   `LayerStream`, and its parts: documents (`by_segments`, …), non-finite entries (`split_finite`, `nan_mask_of_outputs`,
   …), pieces (`cut_into_pieces`), lengths of transforms (`fast_length`) and the error law (`error_factor`).
@@ -49,6 +50,7 @@ from .._arrays.properties import (
     shift_channels,
     values_known,
 )
+from .._arrays.strictness import leniently
 from .._definition import tiles
 from .._definition.fourier import ERROR_CONSTANT, error_factor, fast_length
 from .._definition.masks import (
@@ -127,6 +129,7 @@ __all__ = [
     "fast_length",
     "get_backend",
     "is_real",
+    "leniently",
     "library_of",
     "namespace_of",
     "nan_mask_of_lags",

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._arrays.exchange import Array, is_traced, namespace_of
 from .._arrays.properties import indices_like, nan_where, values_within_reach
+from .._arrays.strictness import leniently
 from .._dispatch.checks import check_count, check_rows, no_room, other_plan
 from ..config import TMMConfig
 from ..errors import InputError
@@ -61,6 +62,7 @@ def filters_of(params: Mapping[str, Array], config: TMMConfig) -> dict[str, Filt
     }
 
 
+@leniently
 def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend: str | None = None) -> DecodingPlan:
     """Prepare to stream a model: the logits of `forward`, one token at a time.
 
@@ -103,6 +105,7 @@ def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend:
     return DecodingPlan(_ParamsModel(params, config), capacity, backend=backend)
 
 
+@leniently
 def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
     """Begin a stream of `batch_size` texts, in O(batch_size * capacity * channels) memory a layer.
 
@@ -121,6 +124,7 @@ def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
     return DecodingState(rows, caches, plan=(plan.number, plan.capacity, plan.positions))
 
 
+@leniently
 def stream_prefill(
     plan: DecodingPlan, state: DecodingState, input_ids: Array, attention_mask: Array | None = None
 ) -> tuple[Array, DecodingState]:
@@ -166,11 +170,13 @@ def stream_prefill(
     return logits if refused is None else nan_where(refused, logits), state
 
 
+@leniently
 def prefill_padded(
     plan: DecodingPlan, state: DecodingState, input_ids: Array, padding: Array | None
 ) -> tuple[Array, DecodingState]:
     """Return the logits after tokens that were checked and end together, and the stream after them."""
-    count, begins = int(input_ids.shape[1]), not is_traced(state.position) and state.position == 0
+    count, begins = int(input_ids.shape[1]), state.position == 0
+    begins = not is_traced(begins) and bool(begins)
     if padding is not None and not begins:
         raise InputError(
             f"padding comes before a stream's first token, and {state.position} have come: pass no attention_mask"
@@ -188,6 +194,7 @@ def prefill_padded(
     return logits if wrong is False else nan_where(wrong, logits), state
 
 
+@leniently
 def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
     """Take the next token of each text, integers (b,); return the logits and the stream after it.
 
@@ -211,6 +218,7 @@ def stream_copy(state: DecodingState) -> DecodingState:
     return state.__copy__()
 
 
+@leniently
 def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
     """Return a stream of other rows of this one.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import device_of, values_known, values_within_reach
+from .._arrays.properties import device_of, surely_any, values_known, values_within_reach
 from .._dispatch.compilation import one_operation
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
@@ -54,7 +53,6 @@ def documents_of(
 
 @one_operation
 def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array | None, wait: bool) -> Array:
-    look = values_within_reach if wait else values_known
     xp = namespace_of(input_ids, attention_mask, segment_ids)
     integer = xp.__array_namespace_info__().default_dtypes()["integral"]
     for name, array in (("attention_mask", attention_mask), ("segment_ids", segment_ids)):
@@ -75,11 +73,11 @@ def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array
     if attention_mask is not None:
         token = xp.astype(attention_mask, xp.bool)
         begins = begins | ~(token[..., 1:] & token[..., :-1])
-        wrong = _wrong_mask(xp, attention_mask, token, integer, look)
+        wrong = _wrong_mask(xp, attention_mask, token, integer, wait)
     if segment_ids is not None:
         back = back if attention_mask is None else back & token[..., 1:] & token[..., :-1]
         back = xp.any(back, axis=-1)
-        if look(back) and bool(xp.any(back)):
+        if surely_any(back, wait=wait):
             raise InputError("segment_ids must not decrease along time: number documents in their order in the row")
         wrong = wrong | back
     begins = xp.concat([xp.ones_like(input_ids[..., :1], dtype=xp.bool), begins], axis=-1)
@@ -181,21 +179,21 @@ def targets_of(input_ids: Array, labels: Array | None, targets: Array | None, do
     return given if labels is None else next_token_targets(labels, documents)
 
 
-def _wrong_mask(xp: ModuleType, mask: Array, token: Array, integer: object, look: Callable[[Array], bool]) -> Array:
+def _wrong_mask(xp: ModuleType, mask: Array, token: Array, integer: object, wait: bool) -> Array:
     """Return, of shape (...,), which rows have a mask that means nothing; where values are known, say what is wrong."""
     first = token[..., :1]
     starts = xp.concat([first, token[..., 1:] & ~token[..., :-1]], axis=-1)
     runs = xp.sum(xp.astype(starts, integer), axis=-1)
     other = xp.any(mask != xp.astype(token, mask.dtype), axis=-1)
     empty = runs == 0
-    if look(mask):
+    wrong = other | empty | (runs > 1)
+    if surely_any(wrong, wait=wait):
         if bool(xp.any(other)):
             raise InputError("attention_mask must hold 1 for tokens and 0 for padding, and has other values")
         if bool(xp.any(empty)):
             raise InputError("attention_mask has a row of padding only: leave such rows out of the batch")
-        if bool(xp.any(runs > 1)):
-            raise InputError(
-                "attention_mask has a hole, padding between tokens: pad before or after the tokens; documents side "
-                "by side are told apart by segment_ids"
-            )
-    return other | empty | (runs > 1)
+        raise InputError(
+            "attention_mask has a hole, padding between tokens: pad before or after the tokens; documents side "
+            "by side are told apart by segment_ids"
+        )
+    return wrong

@@ -12,7 +12,8 @@ from types import ModuleType
 from typing import Literal
 
 from .._arrays.exchange import Array, namespace_of
-from .._arrays.properties import as_integers, nan_where, result_dtype_name, values_known
+from .._arrays.properties import as_integers, nan_where, result_dtype_name, surely_any
+from .._arrays.strictness import leniently
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
 from ..mixing import float32_at_least, mix_tokens
@@ -27,6 +28,7 @@ Params = Mapping[str, Array]
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
+@leniently
 def forward(
     params: Params,
     input_ids: Array,
@@ -99,6 +101,7 @@ def forward(
     return logits if refused is None else nan_where(refused[..., None], logits)
 
 
+@leniently
 def loss(
     params: Params,
     input_ids: Array,
@@ -160,11 +163,11 @@ def loss(
     ids = xp.cumulative_sum(xp.ones_like(logits[..., :1, :]), axis=-1) - 1  # 0, 1, … on the right device
     hit = xp.astype(ids, wanted.dtype) == wanted[..., None]
     chosen = xp.sum(xp.where(hit, logits, xp.zeros_like(logits)), axis=-1)
-    nats = xp.where(known, log_total - chosen, xp.full_like(chosen, math.nan))
+    nats = nan_where(counts & ~known, log_total - chosen)
     nats = xp.where(counts, nats, xp.zeros_like(nats))
     total, counted = xp.sum(nats), xp.sum(xp.astype(counts, nats.dtype))
     nothing = counted == 0  # then NaN, without a warning of NumPy's, whose switch no compiler follows
-    return xp.where(nothing, xp.full_like(total, math.nan), total / xp.where(nothing, xp.ones_like(counted), counted))
+    return nan_where(nothing, total / xp.where(nothing, xp.ones_like(counted), counted))
 
 
 def blocks(params: Params, input_ids: Array, config: TMMConfig, mix: Mix) -> Array:
@@ -202,7 +205,7 @@ def _embed(xp: ModuleType, table: Array, ids: Array) -> Array:
     known = _in_vocabulary(ids, table.shape[0])
     safe = xp.where(known, ids, xp.zeros_like(ids))
     rows = xp.reshape(xp.take(table, xp.reshape(safe, (-1,)), axis=0), (*ids.shape, table.shape[1]))
-    return xp.where(known[..., None], rows, xp.full_like(rows, math.nan))
+    return nan_where(~known[..., None], rows)
 
 
 def _mlp(xp: ModuleType, p: Params, x: Array, config: TMMConfig) -> Array:
@@ -267,12 +270,10 @@ def as_ids(xp: ModuleType, ids: Array, what: str) -> Array:
 
 def check_vocabulary(what: Literal["token", "label"], ids: Array, size: int) -> None:
     """Refuse tokens, or labels other than -100, outside a vocabulary, where their values are known."""
-    if not values_known(ids):
-        return
     xp = namespace_of(ids)
     ids = ids if what == "token" else xp.where(ids == IGNORED, xp.zeros_like(ids), ids)
-    least, most = (int(xp.min(ids)), int(xp.max(ids))) if math.prod(ids.shape) else (0, 0)
-    if least < 0 or most >= size:
+    if surely_any(~_in_vocabulary(ids, size)):
+        least, most = int(xp.min(ids)), int(xp.max(ids))
         raise InputError(
             f"{what} {least if least < 0 else most} is outside the vocabulary of {size} tokens (0 to {size - 1}): "
             "were the text and the model made with the same tokenizer?"

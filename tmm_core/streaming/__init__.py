@@ -18,6 +18,7 @@ from .._arrays.properties import (
     values_within_reach,
     with_one,
 )
+from .._arrays.strictness import leniently
 from .._dispatch import choice
 from .._dispatch.checks import check_arrays, check_count, check_filter, check_heads, check_rows, other_plan
 from ..backend import StreamState
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 
+@leniently
 def stream_plan(
     w: Array,
     capacity: int,
@@ -135,6 +137,7 @@ def _table(xp: Any, by_head: Array) -> Array:
     return xp.asarray(xp.matrix_transpose(by_head), copy=True)[..., None]
 
 
+@leniently
 def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dtype: Any = None) -> StreamState:
     """Begin a stream for a batch of rows.
 
@@ -187,6 +190,7 @@ def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dt
     return plan.stepper(sample.dtype).begin((*batch, d), math.prod(batch))
 
 
+@leniently
 def stream_prefill(
     plan: StreamPlan, state: StreamState, x: Array, /, *, padding: Array | None = None
 ) -> tuple[Array, StreamState]:
@@ -253,12 +257,13 @@ def _check_padding(state: StreamState, x: Array, padding: Array) -> Array:
         raise InputTypeError(f"padding must be integers, tokens before each row's first one, not {padding.dtype}")
     if tuple(padding.shape) != state.shape[:-1]:
         raise InputError(f"padding must have the batch's shape {state.shape[:-1]}, and has {tuple(padding.shape)}")
-    if is_traced(state.position):
+    later = state.position > 0
+    if is_traced(later):
         raise InputError(
             "padding comes before a stream's first token, and whether one has come is not known in traced code: "
             "take padded prompts outside of it, or begin the stream inside"
         )
-    if state.position > 0:
+    if later:
         raise InputError(f"padding comes before a stream's first token, and {state.position} have come: pass none")
     padding = as_integers(xp.reshape(padding, (-1,)))
     outside = xp.any((padding < 0) | (padding >= n))
@@ -325,6 +330,7 @@ def stream_copy(state: StreamState) -> StreamState:
     return copy.copy(state)
 
 
+@leniently
 def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     """Return a stream of other rows of this one, as beam search wants them: copied, dropped, in any order.
 

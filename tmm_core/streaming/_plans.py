@@ -173,9 +173,10 @@ class Stepper:
     def prefill(self, state: StreamState, x: Array, padding: Array | None) -> Array:
         """Return the outputs for the next tokens `(*batch, n, d)`, in one product that reaches over all later ones."""
         xp, (rows, d), n, position = self.xp, state.rows, int(x.shape[-2]), state.position
+        begins = position == 0
         full = self.room(state, n, least_of(padding))
         tokens = xp.astype(xp.reshape(x, (rows, n, d)), self.computed, copy=False)
-        if not is_traced(position) and position == 0:
+        if not is_traced(begins) and begins:
             padding = None if padding is None else indices_like(padding, state.cache)
             left = int(state.cache.shape[1]) - n
             y, cache = self.stream.begin(tokens, padding, left)

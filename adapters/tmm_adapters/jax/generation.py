@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from tmm_core import TMMConfig, lm
+from tmm_core.backend import leniently
 from tmm_core.errors import InputError
 
 from ..generation import DEFAULT_SAMPLING, ContextFullError, Sampling, check_prompts
@@ -28,6 +30,8 @@ __all__ = ["ContextFullError", "generate", "new_tokens"]
 
 LEAST_PROMPT = 16
 """Shorter prompts are padded to as many tokens."""
+
+Ints = NDArray[Any]
 
 LEAST_ROOM = 64
 """There is room for as many new tokens at least."""
@@ -116,8 +120,9 @@ def generate(
     except ContextFullError as error:
         error.tokens = error.tokens[0] if single else error.tokens
         raise
-    whole = jnp.concatenate([jnp.asarray(prompt), *taken], axis=1)
-    return whole[0] if single else whole
+    whole = np.concatenate([np.asarray(prompt), *taken], axis=1)
+    text: Array = jax.device_put(whole[0] if single else whole)
+    return text
 
 
 def new_tokens(
@@ -137,8 +142,9 @@ def new_tokens(
 ) -> Iterator[Any]:
     """Yield the tokens by which `generate` continues (b, n) `input_ids`, as NumPy arrays (b, m), m of them at a time.
 
-    That many, at most `at_a_time`, are sampled without leaving the device; unless given, as many as are quickest. With
-    `end_where_full` the end of the position bias ends a row, as `stop_token` does, and is no error.
+    That many, at most `at_a_time`, are sampled without leaving the device; unless given, as many as are quickest. The
+    first comes alone, as soon as it is there. With `end_where_full` the end of the position bias ends a row, as
+    `stop_token` does, and is no error.
     """
     check_params(params, config)
     given = {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
@@ -148,39 +154,42 @@ def new_tokens(
     parameters, key = parameters_of(sampling), key_of(seed)
     if max_new_tokens == 0:
         return
-    tokens, padding = _rounded_prompt(batch["input_ids"], batch.get("attention_mask"))
-    lengths = tokens.shape[1] - np.asarray(padding)
+    # In NumPy: JAX would compile each of these operations for a prompt's length.
+    prompt = np.asarray(batch["input_ids"])
+    tokens, padding = _rounded_prompt(prompt, batch.get("attention_mask"))
+    lengths = tokens.shape[1] - padding
     limit = config.longest_text
     if lengths.max() > limit:
         raise ContextFullError(limit, batch["input_ids"])
     # The last token needs no place of its own, and the shortest text has as many as the bias.
     room = int(min(max_new_tokens, limit - int(lengths.min()) + 1))
     loop = _Loop(params, config, tokens, padding, room, precision, backend)
-    taken, done = [batch["input_ids"]], 0
+    taken, done = [prompt], 0
     while done < max_new_tokens and not loop.ended.all():
         # The token after these is sampled from logits at a position that the bias must still have.
         left = limit - int(lengths[~loop.ended].max()) + 1 - done
         if left > 0:
-            count = int(min(at_a_time or loop.leaf, max_new_tokens - done, left))
+            count = int(min(at_a_time or loop.leaf, max_new_tokens - done, left)) if done else 1
             new = loop.run(count, static, parameters, key)
             done += new.shape[1]
-            taken.append(jnp.asarray(new))
+            taken.append(new)
             yield new
         elif end_where_full:
             loop.end(lengths + done > limit)
         else:
-            raise ContextFullError(limit, jnp.concatenate(taken, axis=1))
+            raise ContextFullError(limit, jax.device_put(np.concatenate(taken, axis=1)))
 
 
 class _Loop:
     """A prompt that has been read, and the stream that goes on from it."""
 
+    @leniently
     def __init__(
         self,
         params: Any,
         config: TMMConfig,
-        tokens: Array,
-        padding: Array,
+        tokens: Ints,
+        padding: Ints,
         count: int,
         precision: Precision,
         backend: str | None,
@@ -188,17 +197,12 @@ class _Loop:
         """Read the prompt; every cache is then of whole leaves."""
         room = max(LEAST_ROOM, 1 << (count - 1).bit_length())
         self.plan = stream_plan(params, config, tokens.shape[1] + room, precision=precision, backend=backend)
-        batch, n = tokens.shape
-        logits, state = lm.prefill_padded(self.plan, lm.stream_init(self.plan, batch), tokens, padding)
-        leaf = next((layer.leaf for layer in self.plan.layers.values()), LEAST_ROOM)
-        self.leaf, self.padding, self.prompt = leaf, padding, n
-        self.caches = dict(state.caches)
-        self.done = 0
-        self.ended = np.zeros(batch, bool)
-        windows = {name: cache[:, :leaf] for name, cache in self.caches.items()}
-        written = jnp.zeros((batch, leaf), tokens.dtype)
-        self.state = LoopState(windows, logits, jnp.zeros(batch, bool), jnp.asarray(True), written)
+        self.leaf = next((layer.leaf for layer in self.plan.layers.values()), LEAST_ROOM)
+        self.padding, self.prompt, self.done = padding, tokens.shape[1], 0
+        self.ended = np.zeros(len(tokens), bool)
+        self.caches, self.state = _read(self.plan, tokens, padding, room=room, leaf=self.leaf)
 
+    @leniently
     def run(self, count: int, sampling: StaticSampling, parameters: Array, key: Array) -> Any:
         """Return at most `count` new tokens of each row, fewer where a leaf or all rows end."""
         at = self.done % self.leaf
@@ -216,10 +220,11 @@ class _Loop:
             self._next_leaf()
         return new
 
+    @leniently
     def end(self, rows: Any) -> None:
         """End rows, (b,) booleans."""
         self.ended = self.ended | rows
-        self.state = self.state._replace(ended=jnp.asarray(self.ended))
+        self.state = self.state._replace(ended=jax.device_put(self.ended, self.state.ended.sharding))
 
     def _next_leaf(self) -> None:
         """Bring the inputs of this leaf into the caches, with the tiles that are due."""
@@ -231,9 +236,18 @@ class _Loop:
         self.state = self.state._replace(windows=windows or self.state.windows)
 
 
+@functools.partial(jax.jit, static_argnames=("room", "leaf"))
+def _read(plan: DecodingPlan, tokens: Any, padding: Any, *, room: int, leaf: int) -> tuple[dict[str, Array], LoopState]:
+    """Take a prompt; return the caches after it, and the first state of the loop, on the devices of all later ones."""
+    logits, caches = plan.begin(tokens, padding, room)
+    windows = {name: cache[:, :leaf] for name, cache in caches.items()}
+    ended, written = jnp.zeros(len(tokens), bool), jnp.zeros((len(tokens), leaf), tokens.dtype)
+    return caches, LoopState(windows, logits, ended, jnp.asarray(True), written)
+
+
 @functools.partial(jax.jit, static_argnames=("sampling",), donate_argnums=1)
 def _go_on(
-    plan: DecodingPlan, state: LoopState, at: Any, end: Any, begin: Any, padding: Array, parameters: Array, key: Array,
+    plan: DecodingPlan, state: LoopState, at: Any, end: Any, begin: Any, padding: Any, parameters: Array, key: Array,
     *, sampling: StaticSampling,
 ) -> tuple[Array, LoopState]:  # fmt: skip
     """Sample tokens from entry `at` of a leaf to `end`, or until all rows have ended; the leaf is of time `begin`."""
@@ -260,12 +274,12 @@ def _go_on(
     return last, state
 
 
-def _rounded_prompt(tokens: Array, mask: Array | None) -> tuple[Array, Array]:
+def _rounded_prompt(tokens: Ints, mask: Array | None) -> tuple[Ints, Ints]:
     """Return prompts that end together, with padding before them up to a power of two, and each row's padding."""
-    padding = jnp.zeros(tokens.shape[0], "int32")
+    padding = np.zeros(len(tokens), "int32")
     if mask is not None:
-        tokens, moved = lm.left_padded(tokens, mask)
+        tokens, moved = lm.left_padded(tokens, np.asarray(mask))
         padding = padding if moved is None else moved.astype("int32")
     n = tokens.shape[1]
     more = max(LEAST_PROMPT, 1 << (n - 1).bit_length()) - n
-    return jnp.pad(tokens, ((0, 0), (more, 0))), padding + more
+    return np.pad(tokens, ((0, 0), (more, 0))), padding + np.int32(more)

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm, mix_tokens
-from tmm_core.backend import share
+from tmm_core.backend import leniently, share
 from tmm_core.lm import Mix
 
 from .batches import check_batch, check_params, targets_of
@@ -88,6 +88,7 @@ def block(params: Params, i: int, x: Array, config: TMMConfig, mix: Mix, options
     return x
 
 
+@leniently
 def init(config: TMMConfig, seed: int = 0) -> dict[str, Array]:
     """Return the initial parameters, float32, those of `tmm_core.lm.init_params` on every framework.
 
@@ -106,6 +107,7 @@ def init(config: TMMConfig, seed: int = 0) -> dict[str, Array]:
     return from_params(lm.init_params(config, np.random.default_rng(seed)), config)
 
 
+@leniently
 def from_params(params: Mapping[str, Any], config: TMMConfig) -> dict[str, Array]:
     """Return copies of `params`, arrays of any library under the names of `tmm_core.lm`, in their dtype.
 
@@ -120,6 +122,7 @@ def from_params(params: Mapping[str, Any], config: TMMConfig) -> dict[str, Array
     return {name: jnp.array(share(params[name], jnp), copy=True) for name in lm.parameter_shapes(config)}
 
 
+@leniently
 def apply(
     params: Params,
     input_ids: Any,
@@ -195,6 +198,7 @@ def logits_of(params: Params, x: Array, config: TMMConfig, options: ComputeOptio
     return _linear({"weight": unembed}, x, options)  # (..., d) -> (..., V)
 
 
+@leniently
 def loss(
     params: Params,
     input_ids: Any,
@@ -266,7 +270,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     counts = targets != lm.IGNORED
     safe = jnp.where(counts & (targets >= 0), targets, 0)
     chosen = jnp.take_along_axis(logits, safe[..., None], axis=-1, mode="fill", fill_value=jnp.nan)[..., 0]
-    nats = jax.nn.logsumexp(logits, axis=-1) - jnp.where(targets < 0, jnp.nan, chosen)
+    nats = jax.nn.logsumexp(logits, axis=-1) - jnp.where(counts & (targets < 0), jnp.nan, chosen)
     return jnp.sum(jnp.where(counts, nats, 0))
 
 

@@ -14,6 +14,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, chosen_backend, lm
+from tmm_core.backend import leniently
 
 from .batches import check_batch, check_params, targets_of
 from .model import ComputeOptions, Params, Precision, apply, at_least_float32, cross_entropy
@@ -64,12 +65,14 @@ def optimizer(
         optax.scale_by_learning_rate(learning_rate),
     )
 
+    @leniently
     def first_state(params: Any) -> Any:
         return replicate(params, inner.init({name: p for name, p in params.items() if name not in frozen}))
 
-    return optax.GradientTransformation(first_state, inner.update)
+    return optax.GradientTransformation(first_state, leniently(inner.update))
 
 
+@leniently
 def train_step(
     params: Params,
     opt_state: optax.OptState,

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
-from tmm_core import TMMConfig, lm
-from tmm_core.backend import FunctionalStream
+from tmm_core import TMMConfig, chosen_backend, lm
+from tmm_core.backend import FunctionalStream, LayerStream, leniently
 from tmm_core.lm import DecodingState, stream_copy, stream_init, stream_prefill, stream_reorder, stream_step
 
 from . import model
@@ -92,6 +93,7 @@ class DecodingPlan(lm.DecodingPlan):
         return self.through(tokens, lambda name, layer, x: layer.advance(caches[name], at, position, padding, x))
 
 
+@leniently
 def stream_plan(
     params: Mapping[str, Array],
     config: TMMConfig,
@@ -113,7 +115,32 @@ def stream_plan(
     for each of which a program is compiled.
     """
     check_params(params, config)
-    return DecodingPlan(_Model(dict(params), config, ComputeOptions(precision)), capacity, backend=backend)
+    options = ComputeOptions(precision)
+    plan = DecodingPlan(_Model({}, config, options), capacity)
+    mixing = {name: p for name, p in params.items() if ".mix." in name}
+    planned, nan_lags = _planned(
+        mixing, config=config, options=options, capacity=plan.capacity, backend=chosen_backend(backend)
+    )
+    plan.model, plan.positions = _Model(dict(params), config, options), planned.positions
+    plan.layers, plan.channels = planned.layers, planned.channels
+    for name, layer in plan.layers.items():
+        if isinstance(layer, LayerStream):
+            layer.nan_lags = bool(nan_lags[name])
+    return plan
+
+
+@functools.partial(jax.jit, static_argnames=("config", "options", "capacity", "backend"))
+def _planned(
+    mixing: Any, *, config: TMMConfig, options: ComputeOptions, capacity: int, backend: str
+) -> tuple[DecodingPlan, dict[str, Array]]:
+    """Return a plan without parameters, and which of its filters have lags that are NaN.
+
+    One program: compiling the same operations one by one takes longer than anything else that a short text waits for.
+    """
+    plan = DecodingPlan(_Model(mixing, config, options), capacity, backend=backend)
+    plan.model = _Model({}, config, options)
+    lags = {name: layer.layer.lags for name, layer in plan.layers.items() if isinstance(layer, LayerStream)}
+    return plan, {name: jnp.any(jnp.isnan(a)) for name, a in lags.items()}
 
 
 @functools.partial(jax.jit, static_argnums=3)

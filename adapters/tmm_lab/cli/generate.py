@@ -134,9 +134,10 @@ def _lines(path: Path) -> list[str]:
 def _metrics(writing: Writing, longest: float) -> str:
     """Return how fast the model read and wrote, and why texts are shorter than asked for."""
     n_tokens = sum(row.n_tokens for row in writing.written)
+    rate = f", after the first {writing.later_tokens / writing.seconds:,.1f} tokens/s" if writing.later_tokens else ""
     parts = [
         f"{counted(writing.prompt_tokens, 'prompt token')} and the first of the text in {writing.prompt_seconds:.2f} s",
-        f"{counted(n_tokens, 'token')} written, {writing.later_tokens / max(writing.seconds, 1e-9):,.0f} tokens/s",
+        f"{counted(n_tokens, 'token')} written{rate}",
     ]
     ends = [row.ended for row in writing.written]
     of = f"{{}} of {len(ends)} texts" if len(ends) > 1 else "the text"

@@ -27,6 +27,7 @@ from tmm_core.backend import (
     Streamer,
     StreamLayer,
     conj,
+    leniently,
     result_dtype_name,
 )
 
@@ -126,6 +127,7 @@ def _operation(name: str, evaluated: Callable[..., Array], shaped: Callable[...,
 # Evaluation ----------------------------------------------------------------------------------------------------------
 
 
+@leniently
 def _concrete(
     operation: Primitive, evaluated: Callable[..., Array], *arrays: Array, engine: Engine, **options: Any
 ) -> Array:
@@ -170,6 +172,7 @@ def _shape_of_correlation(x: Any, g: Any, *ids: Any, lags: int, heads: int, kern
     return g.update(shape=(heads, kernel_size, lags), dtype=dtype, weak_type=False, sharding=whole)
 
 
+@leniently
 def _lowered(
     name: str,
     evaluated: Callable[..., Array],
@@ -193,6 +196,7 @@ def _lowered(
 # Differentiation -----------------------------------------------------------------------------------------------------
 
 
+@leniently
 def _tangent(operation: Primitive, primals: Any, tangents: Any, **params: Any) -> tuple[Array, Any]:
     """Return the result and its tangent: the operation itself, once for each factor."""
     first, second, *ids = primals
@@ -212,6 +216,7 @@ def _as(cotangent: Array, factor: Any) -> Array:
     return cotangent.astype(factor.aval.dtype)
 
 
+@leniently
 def _transposed_product(
     v: Any, w: Any, x: Any, *ids: Any, engine: Engine, transposed: bool, method: Method
 ) -> list[Array | None]:
@@ -227,6 +232,7 @@ def _transposed_product(
     return [None, _as(product_p.bind(w, v, *ids, transposed=not transposed, **common), x), *(None for _ in ids)]
 
 
+@leniently
 def _transposed_correlation(
     v: Any, x: Any, g: Any, *ids: Any, engine: Engine, lags: int, heads: int, kernel_size: int, method: Method
 ) -> list[Array | None]:
@@ -241,6 +247,7 @@ def _transposed_correlation(
 # Batching ------------------------------------------------------------------------------------------------------------
 
 
+@leniently
 def _batched_product(arrays: Any, dims: Any, **params: Any) -> tuple[Array, int]:
     """Batch over `x` as more rows, over `w` as more heads."""
     (w, x, *ids), (w_dim, x_dim, *ids_dim) = arrays, dims
@@ -257,6 +264,7 @@ def _batched_product(arrays: Any, dims: Any, **params: Any) -> tuple[Array, int]
     return y.reshape(*y.shape[:-1], size, -1), y.ndim - 1
 
 
+@leniently
 def _batched_correlation(arrays: Any, dims: Any, *, heads: int, **params: Any) -> tuple[Array, int]:
     """Batch as more heads."""
     (x, g, *ids), (x_dim, g_dim, *ids_dim) = arrays, dims
