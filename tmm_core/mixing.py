@@ -9,7 +9,7 @@ import array_api_compat as compat
 
 from . import toeplitz
 from ._arrays.exchange import Array, dtype_name
-from ._arrays.properties import is_real, result_dtype_name, values_known
+from ._arrays.properties import device_of, is_real, result_dtype_name, values_known
 from ._definition import masks
 from ._definition.toeplitz import Method
 from ._dispatch.checks import check_arrays, check_segments
@@ -206,11 +206,9 @@ def _softplus(xp: ModuleType, a: Array) -> Array:
 
 def running_sums(xp: ModuleType, w: Array, heads: int, n: int) -> Array:
     """Return `sum_{j <= t} w[head, j]`, of shape (h, n); lags that a short filter lacks are zeros."""
-    rows = xp.reshape(w, (heads, w.shape[-1]))[:, : min(n, w.shape[-1])]
-    missing = n - rows.shape[1]
-    if missing > 0:
-        rows = xp.concat([rows, xp.broadcast_to(xp.zeros_like(rows[:, :1]), (heads, missing))], axis=1)
-    return xp.cumulative_sum(rows, axis=1)
+    sums = xp.cumulative_sum(xp.reshape(w, (heads, w.shape[-1])), axis=1)
+    times = xp.arange(n, device=device_of(w))
+    return xp.take(sums, xp.where(times < w.shape[-1], times, w.shape[-1] - 1), axis=1)
 
 
 def _within(xp: ModuleType, bias: Array, positions: Array | None, n: int) -> tuple[Array, Array | None]:

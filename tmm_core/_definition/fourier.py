@@ -166,7 +166,9 @@ Cuts = list[tuple[int, int]]
 def _pieces(x: Array) -> tuple[Cuts, Cuts]:
     """Return where to cut the heads and the channels of x, of shape `(..., n, h, c)`, into pieces of less memory."""
     heads, width = x.shape[-2:]
-    pieces = PIECES if math.prod(x.shape) >= PIECES * PIECE else 1
+    size = math.prod(x.shape)
+    small = isinstance(size, int) and size < PIECES * PIECE  # a program for any batch is one for large batches
+    pieces = 1 if small else PIECES
     groups = min(heads, pieces)
     return _cut(heads, groups), _cut(width, min(width, pieces // groups))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
+
+import array_api_compat as compat
 
 from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import device_of, shift_channels, surely_all, surely_any
@@ -29,8 +32,8 @@ __all__ = [
 def decreasing_rows(segment_ids: Array) -> Array | None:
     """Return, of shape `(...,)`, which rows of `segment_ids` decrease somewhere; None where none is known to."""
     xp = namespace_of(segment_ids)
-    n = segment_ids.shape[-1]
-    wrong = xp.any(segment_ids[..., min(n, 1) :] < segment_ids[..., : max(n - 1, 0)], axis=-1)
+    before, after = _neighbours(segment_ids)
+    wrong = xp.any(after < before, axis=-1)
     return None if surely_all(~wrong) else wrong
 
 
@@ -45,15 +48,31 @@ def check_ordered(segment_ids: Array) -> bool:
 def numbered(segment_ids: Array) -> Array:
     """Return `segment_ids`, which do not decrease, as 0, 1, 2, … of 32 bits, which every library has."""
     xp = namespace_of(segment_ids)
-    n = segment_ids.shape[-1]
-    changes = segment_ids[..., min(n, 1) :] != segment_ids[..., : max(n - 1, 0)]
-    begins = xp.concat([xp.zeros_like(segment_ids[..., : min(n, 1)], dtype=xp.bool), changes], axis=-1)
+    begins = _begins(segment_ids, first=False)
     return xp.cumulative_sum(xp.astype(begins, xp.int32), axis=-1, dtype=xp.int32)
+
+
+def _neighbours(segment_ids: Array) -> tuple[Array, Array]:
+    """Return the numbers of all times but the last, and of all but the first; n may be a symbol, or 0."""
+    if segment_ids.shape[-1] == 0:
+        return segment_ids, segment_ids
+    return segment_ids[..., :-1], segment_ids[..., 1:]
+
+
+def _begins(segment_ids: Array, *, first: bool) -> Array:
+    """Return which times begin a document, where the first time counts as one if `first`."""
+    xp = namespace_of(segment_ids)
+    before, after = _neighbours(segment_ids)
+    if segment_ids.shape[-1] == 0:
+        return after != before
+    return xp.concat([xp.full_like(segment_ids[..., :1], first, dtype=xp.bool), after != before], axis=-1)
 
 
 def _running_max(a: Array) -> Array:
     """Return the maximum over this and all earlier times (axis -2), in log2(n) passes: the standard has no scan."""
     xp = namespace_of(a)
+    if compat.is_jax_array(a) and not isinstance(a.shape[-2], int):  # a symbol: no number of passes is enough
+        return sys.modules["jax"].lax.cummax(a, axis=a.ndim - 2)
     step = 1
     while step < a.shape[-2]:
         a = xp.concat([a[..., :step, :], xp.maximum(a[..., step:, :], a[..., :-step, :])], axis=-2)
@@ -72,9 +91,7 @@ def positions(like: Array, segment_ids: Array | None, *, from_end: bool = False)
         return xp.flip(times, axis=0) if from_end else times
     if from_end:
         return xp.flip(positions(like, xp.flip(segment_ids, axis=-1)), axis=-2)
-    ids, n = segment_ids[..., None], segment_ids.shape[-1]
-    changes = ids[..., min(n, 1) :, :] != ids[..., : max(n - 1, 0), :]
-    begins = xp.concat([xp.ones_like(ids[..., : min(n, 1), :], dtype=xp.bool), changes], axis=-2)
+    begins = _begins(segment_ids, first=True)[..., None]
     return times - _running_max(xp.where(begins, times, xp.zeros_like(times)))
 
 

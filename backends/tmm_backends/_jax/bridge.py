@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -118,6 +120,7 @@ def _operation(name: str, evaluated: Callable[..., Array], shaped: Callable[...,
     operation.def_impl(functools.partial(_concrete, operation, evaluated))
     operation.def_abstract_eval(shaped)
     ad.primitive_jvps[operation] = functools.partial(_tangent, operation)
+    jet.jet_rules[operation] = functools.partial(_taylor_series, operation)
     for on_cpu, platform in ((False, None), (True, "cpu")):
         rule = mlir.lower_fun(functools.partial(_lowered, name, evaluated, shaped, on_cpu), multiple_results=False)
         mlir.register_lowering(operation, rule, platform=platform)
@@ -244,6 +247,14 @@ def _transposed_correlation(
     return [None, _as(product_p.bind(v, x, *ids, transposed=False, **common), g), *(None for _ in ids)]
 
 
+@leniently
+def _taylor_series(operation: Primitive, primals: Any, series: Any, **params: Any) -> tuple[Array, list[Array]]:
+    """Return the result and its Taylor coefficients along a curve: Leibniz' rule, as JAX scales coefficients."""
+    bound = SimpleNamespace(bind=lambda first, second: operation.bind(first, second, *primals[2:], **params))
+    result, coefficients = jet._bilinear_taylor_rule(bound, primals[:2], series[:2])
+    return result, coefficients
+
+
 # Batching ------------------------------------------------------------------------------------------------------------
 
 
@@ -253,6 +264,8 @@ def _batched_product(arrays: Any, dims: Any, **params: Any) -> tuple[Array, int]
     (w, x, *ids), (w_dim, x_dim, *ids_dim) = arrays, dims
     size = _batch_size(arrays, dims)
     x = _front(x, x_dim, size)
+    if size == 0:  # no heads
+        return jnp.zeros(x.shape, result_dtype_name(w, x)), 0
     if w_dim is None:
         ids = [_front(some, dim, size) for some, dim in zip(ids, ids_dim, strict=True)]
         return product_p.bind(w, x, *ids, **params), 0
@@ -270,6 +283,8 @@ def _batched_correlation(arrays: Any, dims: Any, *, heads: int, **params: Any) -
     (x, g, *ids), (x_dim, g_dim, *ids_dim) = arrays, dims
     size = _batch_size(arrays, dims)
     x, g = _front(x, x_dim, size), _front(g, g_dim, size)
+    if size == 0:
+        return jnp.zeros((0, heads, params["kernel_size"], params["lags"]), result_dtype_name(x, g)), 0
     if ids_dim and ids_dim[0] is not None:
         each = (x, g, jnp.moveaxis(ids[0], ids_dim[0], 0))
         return lax.map(lambda row: correlate_p.bind(*row, heads=heads, **params), each), 0
@@ -277,8 +292,8 @@ def _batched_correlation(arrays: Any, dims: Any, *, heads: int, **params: Any) -
     return c.reshape(size, heads, *c.shape[1:]), 0
 
 
-def _batch_size(arrays: Any, dims: Any) -> int:
-    return next(int(array.shape[dim]) for array, dim in zip(arrays, dims, strict=True) if dim is not None)
+def _batch_size(arrays: Any, dims: Any) -> Any:
+    return next(array.shape[dim] for array, dim in zip(arrays, dims, strict=True) if dim is not None)
 
 
 def _front(a: Array, dim: int | None, size: int) -> Array:

@@ -19,6 +19,7 @@ from tmm_core.backend import (
     share,
 )
 
+from . import symbolic
 from .streaming import JaxStream
 
 __all__ = ["JaxEngine"]
@@ -100,7 +101,8 @@ class JaxEngine:
 
 @functools.partial(jax.jit, static_argnames=("adjoint", "method"))
 def _matmul(w: jax.Array, x: jax.Array, ids: jax.Array | None, *, adjoint: bool, method: Method) -> jax.Array:
-    y: jax.Array = definition_matmul(w, x, adjoint=adjoint, method=method, segment_ids=ids)
+    definition = definition_matmul if isinstance(x.shape[-2], int) else symbolic.matmul
+    y: jax.Array = definition(w, x, adjoint=adjoint, method=method, segment_ids=ids)
     return y
 
 
@@ -108,7 +110,6 @@ def _matmul(w: jax.Array, x: jax.Array, ids: jax.Array | None, *, adjoint: bool,
 def _correlate(
     x: jax.Array, g: jax.Array, ids: jax.Array | None, *, lags: int, heads: int, kernel_size: int, method: Method
 ) -> jax.Array:
-    c: jax.Array = definition_correlate(
-        x, g, lags=lags, heads=heads, kernel_size=kernel_size, method=method, segment_ids=ids
-    )
+    definition = definition_correlate if isinstance(x.shape[-2], int) else symbolic.correlate
+    c: jax.Array = definition(x, g, lags=lags, heads=heads, kernel_size=kernel_size, method=method, segment_ids=ids)
     return c

@@ -36,6 +36,8 @@ def _rank_unless_small(request: Request, *, few: int) -> int | None:
 
 
 def _rank_for_jax(request: Request) -> int | None:
+    if not all(isinstance(size, int) for size in request.shape):
+        return None  # symbols, of a program that is exported: it can take no function of this process along
     # Documents are many small operations of JAX's, which take seconds to compile.
     return RANK if request.segments else _rank_unless_small(request, few=FEW_OF_JAX)
 
