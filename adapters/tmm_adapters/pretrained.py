@@ -276,9 +276,8 @@ def read_tensors(path: str | os.PathLike[str], framework: Arrays = "numpy", *, c
     check(path)
     if not path.is_file():
         raise MissingFileError(f"there is no file {path}: check the path, and whether its folder is whole")
-    open_to_read(path).close()
     try:
-        with safe_open(path, framework=framework) as file:
+        with open_to_read(path) as opened, safe_open(_text_path(path, opened.fileno()), framework=framework) as file:
             names = [name for name in file.keys() if containing in name]  # noqa: SIM118  (not a mapping)
             short = [name for name in names if file.get_slice(name).get_dtype() == "BF16"]
             if framework == "numpy" and short:
@@ -291,6 +290,15 @@ def read_tensors(path: str | os.PathLike[str], framework: Arrays = "numpy", *, c
     if framework == "numpy":
         tensors |= {name: tensors[name].astype("float32") for name in short}
     return tensors
+
+
+def _text_path(path: Path, descriptor: int) -> Path:
+    """Return a path of an open file that is text: safetensors takes no other, and on Linux names may be any bytes."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        return Path(f"/dev/fd/{descriptor}")
+    return path
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:

@@ -109,6 +109,7 @@ def _pages(
     for rows in pages:
         height = _TOP + _ROW * len(rows)
         figure = Figure(figsize=(_WIDTH, height), dpi=_DPI)
+        title = title.encode(errors="surrogateescape").decode(errors="replace")  # names of folders may be no text
         figure.text(0.012, 1 - 0.16 / height, title, fontsize=9.5, va="top", linespacing=1.5)
         with matplotlib.rc_context(_STYLE):
             panels = figure.subplots(
