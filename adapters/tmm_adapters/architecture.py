@@ -121,7 +121,8 @@ class Architecture(ABC, Generic[C]):
 
     def summary(self, config: C) -> str:
         """Return the size of a model in a few words."""
-        return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in config.to_dict().items())
+        given = {name.replace("_", " "): value for name, value in config.to_dict().items() if value is not None}
+        return ", ".join(f"{name} {value}" for name, value in given.items())
 
     def longest_text(self, config: C) -> float:
         """Return how many tokens a text can have, infinity where there is no limit."""

@@ -1,4 +1,4 @@
-"""What a causal Toeplitz product is measured against: what people write today, right off the documentation.
+"""What a causal Toeplitz product is measured against: what other libraries' documentation says to write.
 
 A baseline of `PRODUCTS` is given NumPy arrays `w` of shape (heads, n) and `x` of shape (batch, n, channels), float32,
 and returns the product as a callable without arguments. Tensors, a dense matrix and compiled code are made beforehand;

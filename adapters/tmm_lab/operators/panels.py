@@ -119,7 +119,7 @@ def _pages(
                 width_ratios=widths,
                 gridspec_kw={
                     "left": 0.012,
-                    "right": 0.965,
+                    "right": 0.955,
                     "top": 1 - _TOP / height,
                     "bottom": _GAP / height,
                     "wspace": 0.045 * len(columns),

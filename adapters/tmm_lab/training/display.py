@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import unicodedata
 from collections.abc import Sequence
@@ -191,8 +192,13 @@ def printable(text: str) -> str:
 
 
 def without_blank_lines(text: str) -> str:
-    """Return the lines of a sample that say something: a terminal has few."""
-    return "\n".join(line for line in printable(text).splitlines() if line.strip())
+    """Return the lines of a sample that say something, and of many bytes that are no text one: a terminal has few.
+
+    >>> without_blank_lines("a\\n\\nb" + 9 * "\ufffd")
+    'a\\nb\ufffd…'
+    """
+    shorter = re.sub("[\ufffd·]{4,}", "\ufffd…", printable(text))
+    return "\n".join(line for line in shorter.splitlines() if line.strip())
 
 
 def duration(seconds: float) -> str:
