@@ -1,4 +1,4 @@
-"""The causal Toeplitz product of NumPy arrays: seconds by each backend, and against FFTs of other libraries and dense matrices."""
+"""The causal Toeplitz product of NumPy arrays: seconds by each backend, and against other libraries."""
 
 from __future__ import annotations
 

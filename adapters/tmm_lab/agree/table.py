@@ -35,11 +35,11 @@ def legend(*, jax: bool) -> str:
     programs = f"JAX compiles training and the model `{WHOLE[0]}` as whole programs, the rest operation by operation. "
     return (
         f"Each number is the largest difference from NumPy in float64, divided by what is allowed, in "
-        f"{' and in '.join(DTYPES)}: up to 1 is ok. Allowed are, from product to streaming, the bound on the error that "
-        f"products promise; {share(LOGITS)} of the largest logit; {share(TOLERANCES)} of a parameter's largest "
+        f"{' and in '.join(DTYPES)}: up to 1 is ok. From product to streaming, the error that products promise is "
+        f"allowed; further down, {share(LOGITS)} of the largest logit; {share(TOLERANCES)} of a parameter's largest "
         f"gradient; and {share(TOLERANCES)} of the loss at each of {TRAINING.steps} steps of training. Logits and "
-        f"gradients are those of {len(models())} models. {programs if jax else ''}Gradients are compared with slopes in "
-        "NumPy and with the first framework's gradients, training with the first loss in NumPy and the first "
+        f"gradients are those of {len(models())} models. {programs if jax else ''}Gradients are compared with slopes "
+        "in NumPy and with the first framework's gradients, training with the first loss in NumPy and the first "
         "framework's losses. ref: the reference itself. A dash: this library has no gradients."
     )
 

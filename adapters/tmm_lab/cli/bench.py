@@ -1,4 +1,4 @@
-"""`tmm bench`: how fast products, training and decoding are here, against FFTs of other libraries and dense matrices."""
+"""`tmm bench`: how fast products, training and decoding are here, and how fast other libraries are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "bench",
-        help="measure products, training, streaming and decoding here, against FFTs of other libraries and dense matrices",
+        help="measure products, training, streaming and decoding here, and how fast other libraries are",
         description="Run benchmarks of asv_bench/ in float32 and print tables. Ours and another's take turns within "
         "one process; a number is the median of the turns, with the quartiles. Products are measured under the C "
         "library's allocator as it is and set to keep its pages. Five minutes on two cores, as many for streaming "
