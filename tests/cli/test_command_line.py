@@ -19,6 +19,7 @@ import pytest
 import torch
 from support.commands import REFERENCE, TINY
 from support.processes import run_python
+from support.requirements import skip_without
 
 from tmm_core.errors import TMMError
 from tmm_lab import cli
@@ -194,10 +195,11 @@ def test_what_a_command_does_not_know_is_told_with_its_own_usage(
         assert said.endswith(f"tmm {command}: error: unrecognized arguments: {unknown}{hint}\n")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C is no signal there")
 @pytest.mark.parametrize("module", ["argparse", "tmm_lab.cli", "tmm_lab.cli.train", "tmm_core.errors"])
 def test_ctrl_c_while_the_command_line_is_imported_is_130(module: str) -> None:
     """The program is interrupted as it imports a module, the first of its own among them."""
+    if os.name == "nt":
+        skip_without("posix", "Ctrl-C is no signal there")
     code = f"""
         import importlib.abc, os, runpy, signal, sys
         class Interrupter(importlib.abc.MetaPathFinder):
