@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.commands import refused
+from support.requirements import import_or_skip
 from support.training_runs import COMMON, STEPS, recorded, records, traces, unfinished, weights
 
 from tmm_adapters.checkpoints import checkpoints, step_of
@@ -104,7 +105,7 @@ STILL = ["--steps", "1", "--evaluations", "1", "--learning-rate", "1e-30", "--we
 @pytest.fixture
 def foreign(in_torch: Path, tmp_path: Path) -> Path:
     """A model folder that another tool wrote: in bfloat16, and with no digests and no tokenizer."""
-    torch = pytest.importorskip("torch")
+    torch = import_or_skip("torch")
     tensors, config, _ = load_params(in_torch, "pt")
     folder = tmp_path / "foreign"
     save_params(folder, {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, config)

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import inspect
 import os
+import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -57,7 +58,7 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, *, defaults: Any =
     types, notes = field_types(cls), field_docstrings(cls)
     for field in dataclasses.fields(cls):
         default = getattr(defaults, field.name, field.default)
-        shown = "" if default in (None, ()) else f" (default: {default})"
+        shown = "" if default in (None, ()) else f" (default: {shlex.quote(str(default))})"  # spaces are seen
         parser.add_argument(
             "--" + field.name.replace("_", "-"),
             dest=field.name,
