@@ -22,6 +22,35 @@ def config(request: pytest.FixtureRequest) -> TMMConfig:
     return VARIANTS[request.param]
 
 
+# --- Streams ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["array_api", "numpy", "numba", "torch"])
+@pytest.mark.parametrize("name", ["no_position_bias", "heads", "kernel"])
+def test_caches_are_renewed_and_hold_no_place_for_tokens_that_do_not_come(
+    monkeypatch: pytest.MonkeyPatch, name: str, backend: str
+):
+    monkeypatch.setattr("tmm_core.lm.plans.WINDOW", 1)
+    config = VARIANTS[name]
+    n = 60 if config.longest_text > 60 else config.max_len
+    params, ids = random_params(config), random_ids(config, (2, n))
+    expected = lm.forward(params, ids, config)
+    most = 1 << (config.max_len - 1).bit_length()
+    for chunks in ([1] * n, [7, 1, 1, n - 11, 1, 1], [3, 1, *[5] * 8]):
+        plan = lm.stream_plan(params, config, n if config.longest_text == n else 10**9, backend=backend)
+        state, t = lm.stream_init(plan, 2), 0
+        for count in chunks:
+            if t + count > n:
+                break
+            if count == 1:
+                logits, state = lm.stream_step(plan, state, ids[:, t])
+            else:
+                logits, state = lm.stream_prefill(plan, state, ids[:, t : t + count])
+            t += count
+            np.testing.assert_allclose(logits, expected[:, t - 1], atol=1e-9)
+            assert all(cache.shape[1] <= most for cache in state.caches.values())
+
+
 # --- Parameters -------------------------------------------------------------------------------------------------------
 
 

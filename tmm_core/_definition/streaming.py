@@ -99,6 +99,13 @@ class LayerStream:
         later = xp.concat([y[:, n:, :], pending[:, reach:, :]], axis=1)
         return self._finished_all(y[:, :n, :], position, padding), later
 
+    def renewed(self, cache: Array, length: int) -> Array:
+        """Return a cache of `length` entries after one that has been used up, and is as long as the lags reach back."""
+        lags = self.layer.lags
+        before, after = min(cache.shape[1], lags.shape[-1] - 1), min(length, lags.shape[-1] - 1)
+        whole = self.layer.product(lags, tiles.extended(cache[:, cache.shape[1] - before :, :], after))
+        return tiles.extended(whole[:, before:, :], length - after)
+
     def step(self, cache: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
         """Return the output for a token `(b, d)`, and the cache after it."""
         with quiet():
@@ -160,6 +167,10 @@ class ExchangedStream(LayerStream):
         """Return the outputs for tokens that follow, and a cache that begins after them."""
         y, cache = self._inner.resume(cache, at, position, padding, self._enter(x))
         return self._leave(y), cache
+
+    def renewed(self, cache: Array, length: int) -> Array:
+        """Return a cache after one that has been used up."""
+        return self._inner.renewed(cache, length)
 
     def step(self, cache: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
         """Return the output for a token, and the cache after it."""

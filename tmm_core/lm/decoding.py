@@ -107,7 +107,9 @@ def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend:
 
 @leniently
 def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
-    """Begin a stream of `batch_size` texts, in O(batch_size * capacity * channels) memory a layer.
+    """Begin a stream of `batch_size` texts, in O(batch_size * lags * channels) memory a layer.
+
+    Caches reach as far as the filters do, or to the capacity if that is nearer, and are renewed as they are used up.
 
     Each prefill and step consumes a state and may change it in place: go on with the one that they return.
 
@@ -189,6 +191,7 @@ def prefill_padded(
         logits, state.caches = plan.begin(input_ids, padding, plan.capacity - count)
         state.padding, state.end = padding, end
     else:
+        plan.with_places(state, count)
         logits, state.caches = plan.resume(state.caches, state.at, state.position, state.padding, input_ids)
     state.position, state.at = state.position + count, 0
     return logits if wrong is False else nan_where(wrong, logits), state
@@ -208,6 +211,7 @@ def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tupl
             f"{tuple(tokens.shape)}"
         )
     wrong = _refused(plan, state, 1, state.end)
+    plan.with_places(state, 1)
     logits, state.caches = plan.step(state.caches, state.at, state.position, state.padding, tokens)
     state.position, state.at = state.position + 1, state.at + 1
     return logits if wrong is False else nan_where(wrong, logits), state

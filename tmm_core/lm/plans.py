@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from .._arrays.exchange import Array, namespace_of
+from .._arrays.exchange import Array, is_traced, namespace_of
+from .._definition import tiles
 from .._definition.streaming import LayerStream, least_of
 from .._dispatch.checks import check_count
 from ..streaming import stream_plan
@@ -15,6 +16,12 @@ __all__ = ["DecodingPlan", "DecodingState", "Filter", "Mix", "StreamedModel"]
 
 Mix = Callable[[str, Array], Array]
 """What mixes the tokens of a layer, given the name of its filter."""
+
+WINDOW = 256
+"""Places that caches have at a time, or more where lags reach further: those after them are made when they are needed.
+
+A power of two, so that no tile is cut at their end.
+"""
 
 _numbers = itertools.count()
 
@@ -56,6 +63,8 @@ class DecodingPlan:
         Tokens that a text can have, its prompt included.
     positions : int
         Positions that the position biases have, at most `capacity`.
+    window : int
+        Places that the caches have at a time, so that tokens that never come take no memory.
     layers : dict of LayerStream
         The pure functions that mix tokens, by the names of the filters.
     """
@@ -70,10 +79,27 @@ class DecodingPlan:
             layer = stream_plan(lags, self.capacity, bias=bias, softplus=softplus, mean=mean, backend=backend)
             self.layers[name], self.channels[name] = layer.stream(), channels
             self.positions = min(self.positions, layer.positions)
+        lags = max((layer.layer.lags.shape[-1] for layer in self.layers.values()), default=1)
+        self.window = max(WINDOW, 1 << (lags - 1).bit_length())
 
     def length_of(self, layer: LayerStream, count: int) -> int:
-        """Return how long a layer's cache is that has places for `count` tokens."""
-        return count
+        """Return how long a layer's cache is that has places for `count` tokens, or for the first of them."""
+        return min(count, self.window)
+
+    def with_places(self, state: DecodingState, count: int) -> None:
+        """Let the caches of a state have places for `count` more tokens, and after several for those that follow."""
+        length = next((cache.shape[1] for cache in state.caches.values()), 0)
+        if not state.caches or is_traced(state.at):
+            return
+        left = self.capacity - state.position
+        if state.at == length:
+            length = min(left, self.window)
+            state.caches = {name: self.layers[name].renewed(cache, length) for name, cache in state.caches.items()}
+            state.at = 0
+        # What is renewed later reaches back no further than to here.
+        more = state.at + count + min(left - count, self.window) - length
+        if count > 1 and more > 0:
+            state.caches = {name: tiles.extended(cache, more) for name, cache in state.caches.items()}
 
     def mixer(self, mix: Mix) -> Mix:
         """Return what the model's blocks call to mix tokens."""

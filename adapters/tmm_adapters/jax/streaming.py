@@ -67,6 +67,9 @@ class DecodingPlan(lm.DecodingPlan):
         """Return a length of caches of whole leaves: loops over tokens work on a leaf at a time."""
         return -(-max(count, 1) // layer.leaf) * layer.leaf
 
+    def with_places(self, state: DecodingState, count: int) -> None:
+        """Leave the caches as they are: programs are compiled for their lengths, and they have all places."""
+
     def begin(self, tokens: Array, padding: Array | None, left: int) -> tuple[Array, dict[str, Array]]:
         """Take a first prompt (b, n); a program is compiled for each length."""
         logits, caches = _begin(self, tokens, padding, left)

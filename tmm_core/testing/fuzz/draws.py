@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,7 +38,7 @@ _LIBRARIES = {
 }
 """How often each library is drawn."""
 
-POOL = 40
+POOL = 24
 """Different structures of cases that XLA compiles: it does so anew for each shape, for a second or more."""
 
 _HELD = {
@@ -122,6 +123,8 @@ class _Draw:
 
     def case(self) -> Case:
         operation = _pick(self.structure, (*OPERATIONS, *list(OPERATIONS)[:2]))  # products most often
+        if operation == "stream":  # whose steps are called from outside of programs
+            self.library = self.library.removesuffix("-jit")
         shapes, options = getattr(self, f"_{operation}")()
         names = list(shapes)
         dtypes = self._dtypes(operation, names)
@@ -136,7 +139,9 @@ class _Draw:
             arrays["segment_ids"], dtypes["segment_ids"] = self._ids(shapes["x"]), "int32"
         ways = {name: self._ways(arrays[name], dtypes[name]) for name in arrays}
         # Streams have no gradients, and their filters are of the tokens' library; gradients take no inference tensors.
-        left_out = "Parameter|compute" if operation == "stream" else _pick(self.structure, ("Parameter", "inference"))
+        # JAX computes on arrays of one set of devices.
+        left_out = _pick(self.structure, ("Parameter|NamedSharding", "inference|devices"))
+        left_out += "|Parameter|compute" if operation == "stream" else ""
         made = {}
         for name, all_ways in ways.items():
             fitting = [way for way in all_ways if not re.search(left_out, way)]
@@ -298,7 +303,7 @@ class _Draw:
         if dtype.startswith("complex"):
             values = values + 1j * rng.permutation(values.ravel()).reshape(shape)
         with np.errstate(over="ignore", under="ignore"):
-            values = values.astype(_numpy_dtype(dtype)).astype(np.complex128 if np.iscomplexobj(values) else np.float64)
+            values = _represented(values, dtype)
         values = np.where(np.isfinite(values), values, 1)
         if rng.random() < 0.08 and values.size and name != "bias":
             values.ravel()[rng.integers(values.size)] = _pick(rng, (math.nan, math.inf, -math.inf))
@@ -311,7 +316,7 @@ class _Draw:
             total = float(np.sum(np.abs(row[1:]), where=np.isfinite(row[1:])))
             row[0] = min(max(2.0 * total, 2.0 ** (_EXPONENTS[dtype][0] / 2), abs(row[0]) if np.isfinite(row[0]) else 0),
                          2.0 ** _EXPONENTS[dtype][1])  # fmt: skip
-        w[...] = w.astype(_numpy_dtype(dtype))
+        w[...] = _represented(w, dtype)
 
     def _ids(self, x: tuple[int, ...]) -> Numbers:
         shape = x[:-1] if len(x) > 1 else x
@@ -336,7 +341,7 @@ class _Draw:
             ways += ["torch.nn.Parameter(a)"]
             if not values.any() and values.size:
                 ways += ["torch._efficientzerotensor(a.shape, dtype=a.dtype)"] * 4
-        if library == "jax" and values.shape[0] % 2 == 0 and len(get_devices()) > 1:
+        if library == "jax" and values.shape[0] % 2 == 0 and len(import_module("jax").devices()) > 1:
             ways += [_SHARDED] * 2
         return ways
 
@@ -350,13 +355,6 @@ class _Draw:
         return "" if strict and (large or not finite or "float16" in dtypes) else setting
 
 
-def get_devices() -> list[Any]:
-    """Return JAX's devices."""
-    import jax
-
-    return list(jax.devices())
-
-
 _PACKED = ("causal_toeplitz_matmul", "causal_toeplitz_correlate", "mix_tokens")
 
 _EXPONENTS = {"float16": (-24, 15), "bfloat16": (-133, 127), "float32": (-149, 127), "float64": (-1000, 1000)}
@@ -364,9 +362,9 @@ _EXPONENTS |= {"complex64": _EXPONENTS["float32"], "complex128": _EXPONENTS["flo
 """The smallest and largest numbers that are drawn, as powers of two."""
 
 
-def _numpy_dtype(dtype: str) -> Any:
+def _represented(values: Numbers, dtype: str) -> Numbers:
+    """Return the numbers of a dtype next to these, or for bfloat16 those that begin as these do."""
     if dtype == "bfloat16":
-        import ml_dtypes
-
-        return ml_dtypes.bfloat16
-    return np.dtype(dtype)
+        bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+        return bits.view(np.float32).astype(np.float64)
+    return values.astype(dtype).astype(np.complex128 if np.iscomplexobj(values) else np.float64)

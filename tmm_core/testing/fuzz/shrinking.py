@@ -26,7 +26,8 @@ def shrunk(case: Case, seconds: float = 10.0) -> Case:
 
 
 def _kind(what: str | None) -> str:
-    return "" if what is None else what.split(":")[0]
+    """Return the first words of what is wrong, which tell one failure from another."""
+    return "" if what is None else what[:40] if "Error" in what.split(":")[0] else what.split(":")[0]
 
 
 def _smaller(case: Case) -> Iterator[Case]:
@@ -139,9 +140,9 @@ def _simpler_values(case: Case) -> Iterator[Case]:
         for part in (nonzero, nonzero[: len(nonzero) // 2], nonzero[len(nonzero) // 2 :], *nonzero[:20, None]):
             if len(part):
                 yield _with(case, name, _put(flat, part, 0).reshape(values.shape))
-        if np.any(flat != 1):
-            yield _with(case, name, np.ones_like(values))
         finite = np.isfinite(values) & (values != 0)
+        if np.any(values[finite] != 1):
+            yield _with(case, name, np.where(finite, 1, values).astype(values.dtype))
         scale = 2.0 ** np.floor(np.log2(np.abs(np.where(finite, values, 1))))
         short = np.where(finite, np.sign(values.real) * scale if np.isrealobj(values) else scale, values)
         if not np.array_equal(short, values, equal_nan=True):
