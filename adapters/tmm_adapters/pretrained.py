@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tmm_core.backend import namespace_of
+from tmm_core.backend import namespace_of, plain_memory
 from tmm_core.errors import InputError, InputTypeError, MissingFileError, NotFoundError
 from tmm_core.fields import Configuration
 
@@ -328,7 +328,7 @@ def write_json(path: Path, value: Any) -> None:
 def _contiguous(tensor: Any) -> Any:
     """Return `tensor` in the order that safetensors writes."""
     if hasattr(tensor, "detach"):
-        return tensor.detach().contiguous()
+        return plain_memory(tensor).contiguous()
     import numpy as np
 
     return np.ascontiguousarray(tensor)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.requirements import system_or_skip
+from support.requirements import import_or_skip, system_or_skip
 
 from tmm_adapters.files import SUMS
 from tmm_adapters.pretrained import load_model, read_config, read_tensors, save_params, write_tensors
@@ -179,3 +179,19 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> 
     save_params(tmp_path / "small", lm.init_params(small, np.random.default_rng(0)), small, ByteTokenizer())
     with pytest.raises(ValueError, match="the tokenizer has 257 ids and the model only vocab_size=100"):
         load_model(tmp_path / "small")
+
+
+def test_written_values_are_those_that_tensors_have(tmp_path: Path) -> None:
+    torch = import_or_skip("torch")
+    a = torch.randn(3, 4)
+    written = {
+        "negative": torch._neg_view(-a),
+        "zero": torch._efficientzerotensor((3, 4)),
+        "sparse": a.to_sparse(),
+        "expanded": a[:1].expand(3, 4),
+        "parameter": torch.nn.Parameter(a),
+    }
+    write_tensors(tmp_path / "tensors", written)
+    back = read_tensors(tmp_path / "tensors", "pt")
+    for name, tensor in written.items():
+        assert torch.equal(back[name], tensor.detach().to_dense().clone()), name
