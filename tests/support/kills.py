@@ -105,6 +105,7 @@ def run(framework: str, kills: int, seed: int, folder: Path) -> int:
             print(f"{out}, killed after {moments} s: {', '.join(wrong)} (seed {seed})")
             return 1
         shutil.rmtree(out)
+        print(f"{done} of {kills} kills, the last run after {moments} s", flush=True)
     print(f"{done} kills of {runs} runs in {time.monotonic() - begin:.0f} s: every run is equal to one left alone")
     return 0
 
