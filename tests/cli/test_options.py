@@ -54,7 +54,7 @@ def test_an_option_of_several_values_takes_them_together_or_one_by_one() -> None
         for part in (*parser._actions, *parser._mutually_exclusive_groups):
             part.required = False
         for place in (action for action in parser._actions if not action.option_strings):
-            place.nargs = "?"
+            place.nargs, place.choices = "?", None
         return vars(parser.parse_args(arguments))
 
     found = [(command, action) for command, parser in parsers().items() for action in parser._actions]
