@@ -77,7 +77,8 @@ def mix_tokens(
 
     Notes
     -----
-    The cost and the rounding error are those of `causal_toeplitz_matmul`, and O(n d) more. Beyond the last lag the
+    The cost and the rounding error are those of `causal_toeplitz_matmul`, and O(n d) more; with `mean`, what is divided
+    must be representable, too. Beyond the last lag the
     running sum stays at its last value, for the matrix is then banded. Source: arXiv 2605.06683.
 
     Examples

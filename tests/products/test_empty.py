@@ -102,3 +102,10 @@ def test_the_zero_operator_has_no_index():
         assert [one.reason for one in found] == ["not Fredholm: every lag is zero"] * 2
     assert tmm_core.fredholm_index(np.ones((0, 3))) == []
     np.testing.assert_array_equal(tmm_core.toeplitz_symbol(np.ones((2, 0)), [0.0, 1.0]), np.zeros((2, 2)))
+
+
+def test_nothing_joins_lazy_arrays():
+    da = import_or_skip("dask.array")
+    x, g = np.ones((0, 300, 1), np.complex64), np.ones((0, 300, 1), np.complex64)
+    c = tmm_core.causal_toeplitz_correlate(da.from_array(x, chunks=13), g, lags=2)
+    np.testing.assert_array_equal(c.compute(), [[0, 0]])

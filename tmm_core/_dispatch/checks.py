@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from contextlib import suppress
@@ -56,8 +57,9 @@ def check_arrays(**arrays: Array | None) -> tuple[Any, list[Any]]:
             lazy = array if compat.is_dask_array(array) else lazy
         given.append(array)
     if lazy is not None:
-        asarray = namespace_of(lazy).asarray
-        given = [asarray(array) if compat.is_numpy_array(array) else array for array in given]
+        # In one chunk: Dask cannot choose chunks for what is empty.
+        chunked = functools.partial(namespace_of(lazy).from_array, chunks=-1)
+        given = [chunked(array) if compat.is_numpy_array(array) else array for array in given]
     try:
         xp = namespace_of(*given)
         result_dtype_name(*floating)

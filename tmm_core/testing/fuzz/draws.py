@@ -144,7 +144,9 @@ class _Draw:
         left_out += "|Parameter|compute" if operation == "stream" else ""
         made = {}
         for name, all_ways in ways.items():
-            fitting = [way for way in all_ways if not re.search(left_out, way)]
+            # One of several arrays may be NumPy's beside Dask's, the result's own may not.
+            own = "|compute" if name in ("x", "y") else ""
+            fitting = [way for way in all_ways if not re.search(left_out + own, way)]
             if fitting and self.structure.random() < 0.35:
                 made[name] = _pick(self.structure, fitting)
         setting = self._setting(arrays, set(dtypes.values()))

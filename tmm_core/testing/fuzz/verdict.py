@@ -28,9 +28,8 @@ def _difference(case: Case, found: Numbers, right: Expected) -> str | None:
     if found.shape != right.values.shape:
         return f"shape: expected {right.values.shape}, got {found.shape}"
     reach = np.maximum(np.abs(right.values.real), np.abs(right.values.imag)) + right.bound
-    if (
-        case.operation in ("toeplitz_matmul", "stream") or "segment_ids" in case.arrays
-    ):  # parts of a sum must be representable, too
+    apart = case.operation in ("toeplitz_matmul", "stream") or "segment_ids" in case.arrays
+    if apart or case.options.get("mean"):  # parts of a sum, and what is divided, must be representable, too
         reach = np.maximum(reach, np.max(right.terms, initial=0))
     elif case.options.get("method") == "direct" or case.operation == "mix_tokens":
         reach = np.maximum(reach, np.max(right.terms, initial=0) * EPS["float32"])
