@@ -107,7 +107,9 @@ def check_signal(name: str, x: Array, *, vector: bool) -> None:
 
 def warn_of_layout(w: Array, x: Array) -> None:
     """Warn where time looks to be last: x has fewer times than `w` has lags, and as many channels."""
-    if 0 < w.ndim < x.ndim and 1 < x.shape[-2] < w.shape[-1] == x.shape[-1]:
+    if not (0 < w.ndim < x.ndim and isinstance(x.shape[-2], int)):  # or a symbol, of an exported program
+        return
+    if 1 < x.shape[-2] < w.shape[-1] == x.shape[-1]:
         warnings.warn(
             f"x of shape {tuple(x.shape)} is read as {x.shape[-2]} times of {x.shape[-1]} channels, and w has "
             f"{w.shape[-1]} lags: time belongs on axis -2 and channels last; if they are last here, swap the two axes",
