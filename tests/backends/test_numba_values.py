@@ -204,7 +204,7 @@ def test_what_a_half_cannot_hold_is_infinite_without_a_warning():
     assert np.all(np.isinf(product(x[:, 0], x)[50:]))
 
 
-def test_what_is_left_to_numpy_is_logged(caplog):
+def test_what_is_left_to_numpy_or_scaled_is_logged(caplog):
     w, x = np.ones((1, 1, 4), np.float32), np.ones((300, 2), np.float32)
     huge = x * np.float32(1e30)
     with caplog.at_level("DEBUG", "tmm_core"):
@@ -212,14 +212,14 @@ def test_what_is_left_to_numpy_is_logged(caplog):
         correlate(x, x, lags=3)
         assert not caplog.messages
         calls = {
-            "direct sums": (lambda: product(w, x, method="direct"),
-                            lambda: correlate(x, x, lags=3, method="direct")),
-            "out of the range of transforms": (lambda: product(w * np.float32(1e-30), huge),
-                                               lambda: product(w * np.inf, x),
-                                               lambda: correlate(huge * np.nan, x, lags=3)),
+            "computed by NumPy": (lambda: product(w, x, method="direct"),
+                                  lambda: correlate(x, x, lags=3, method="direct")),
+            "are scaled": (lambda: product(w * np.float32(1e-30), huge),
+                           lambda: product(w * np.inf, x),
+                           lambda: correlate(huge * np.nan, x, lags=3)),
         }  # fmt: skip
         for words, several in calls.items():
             for call in several:
                 caplog.clear()
                 call()
-                assert any(words in message and "NumPy" in message for message in caplog.messages)
+                assert any(words in message for message in caplog.messages)

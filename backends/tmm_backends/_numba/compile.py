@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numba
@@ -13,17 +13,17 @@ import numba
 from .machine_code import FOLDER, KeptCode
 from .target import FAST
 
-__all__ = ["device_function", "kernel"]
+__all__ = ["device_function", "exact_kernel", "kernel"]
 
 
-def device_function(function: Callable[..., Any]) -> Any:
+def device_function(function: Callable[..., Any], fastmath: Collection[str] = FAST) -> Any:
     """Compile a function that only kernels and other device functions call."""
-    return numba.njit(nogil=True, fastmath=set(FAST), error_model="numpy")(function)
+    return numba.njit(nogil=True, fastmath=set(fastmath), error_model="numpy")(function)
 
 
-def kernel(function: Callable[..., Any]) -> Any:
+def kernel(function: Callable[..., Any], fastmath: Collection[str] = FAST) -> Any:
     """Compile a function that Python calls, for each tuple of dtype tags (its first argument), and keep the code."""
-    compiled = device_function(function)
+    compiled = device_function(function, fastmath)
     compiled._cache = KeptCode(function, FOLDER)  # as `cache=True` does, with Numba's own files
     ready: set[tuple[type, ...]] = set()
 
@@ -51,6 +51,9 @@ def kernel(function: Callable[..., Any]) -> Any:
     call.entry = entry  # type: ignore[attr-defined]
     return call
 
+
+exact_kernel = functools.partial(kernel, fastmath=())
+"""The same, with every operation in the order in which it is written."""
 
 _compiling = threading.RLock()
 if hasattr(os, "register_at_fork"):  # else a child that is forked while another thread compiles waits for ever

@@ -18,16 +18,17 @@ from tmm_core.backend import (
     StreamLayer,
     definition_correlate,
     definition_matmul,
+    nan_mask_of_lags,
     result_dtype,
     result_dtype_name,
     share,
 )
 
-from .blocks import Blocks, sums_directly
+from .blocks import Blocks
 from .correlation import SignalCorrelation
 from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned_empty
-from .plans import fast_length
-from .product import SignalProduct
+from .product import methods, multiply
+from .rescaling import RescaledCorrelation, multiply_rescaled
 from .streaming import NumbaStream
 from .target import CONVERTS_HALVES
 from .threads import thread_count
@@ -38,12 +39,13 @@ Array = NDArray[Any]
 
 log = logging.getLogger("tmm_core")
 
+SCALED = "%d of %d %s have numbers not finite, or out of the range of transforms, and are scaled first"
+
 
 class NumbaEngine:
     """Products of NumPy arrays of real floating dtypes, with any strides.
 
-    Signals and filters whose numbers might leave the range of transforms, or are not finite, are computed by the
-    definition, in NumPy; so is what is asked for with `method="direct"`.
+    What is asked for with `method="direct"` is computed by the definition, in NumPy.
     """
 
     name = "numba"
@@ -116,15 +118,12 @@ class NumbaEngine:
     ) -> Array:
         """Return the correlation; see `tmm_core.causal_toeplitz_correlate`."""
 
-        def define(x: Array, g: Array, heads: int) -> Array:
-            c: Array = definition_correlate(
-                x, g, lags=lags, heads=heads, kernel_size=kernel_size, method=method, segment_ids=segment_ids
-            )
-            return c
-
         if method == "direct":
             log.debug("direct sums of %s, which were asked for, are computed by NumPy, not by Numba", x.shape)
-            return define(x, g, heads)
+            defined: Array = definition_correlate(
+                x, g, lags=lags, heads=heads, kernel_size=kernel_size, method=method, segment_ids=segment_ids
+            )
+            return defined
         dtype, arithmetic = result_dtype(x, g), ARITHMETIC[result_dtype_name(x, g)]
         x, g = _in(arithmetic, x), _in(arithmetic, g)
         c = np.zeros((heads, kernel_size, lags))
@@ -133,33 +132,35 @@ class NumbaEngine:
         used, width = min(lags, x.shape[-2]), x.shape[-1] // heads
         peaks = np.zeros(heads)
 
-        def add(its: slice, x: Array, g: Array, signals: Signals) -> None:
-            """Add to the correlations of some heads."""
-            for _, size, which in _methods(signals.length, None):
-                call = SignalCorrelation(arithmetic, x, g, signals[which], len(c[its]), kernel_size, used)
-                peaks[its] += call.add_to(c[its], size)
-
-        blocks = _blocks(x, segment_ids, kernel_size, used, arithmetic, sums=False)
-        if blocks is None:
-            add(slice(None), x, g, _signals(x, segment_ids))
-        else:
+        def parts() -> Iterator[tuple[slice, Array, Array, Signals]]:
+            """Yield heads, and signals whose correlations add up to theirs."""
+            blocks = _blocks(x, segment_ids, kernel_size, used, arithmetic, sums=False)
+            if blocks is None:
+                yield slice(None), x, g, _signals(x, segment_ids)
+                return
             for channel, x_part, g_part in blocks.pairs(x, g):
-                its = slice(None) if channel is None else slice(channel // width, channel // width + 1)
-                add(its, x_part, g_part, _signals(x_part, None))
-        with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
-            c = c.astype(dtype)
-        undone = np.flatnonzero((peaks != 0) & ~(peaks >= arithmetic.lowest))  # NaN, too
-        if undone.size:
-            log.debug(
-                "%d of %d heads have numbers not finite, or out of the range of transforms: NumPy computes their "
-                "correlations, not Numba",
-                undone.size,
-                heads,
+                head = slice(None) if channel is None else slice(channel // width, channel // width + 1)
+                yield head, x_part, g_part, _signals(x_part, None)
+
+        for head, x_part, g_part, signals in parts():
+            for _, size, which in methods(signals.length, None):
+                call = SignalCorrelation(arithmetic, x_part, g_part, signals[which], len(c[head]), kernel_size, used)
+                peaks[head] += call.add_to(c[head], size)
+        undone = (peaks != 0) & ~(peaks >= arithmetic.lowest)  # NaN, too
+        if undone.any():
+            log.debug(SCALED, undone.sum(), undone.size, "heads")
+            rescaled = RescaledCorrelation(heads, kernel_size, used, arithmetic)
+            for part in parts():
+                rescaled.add(*part)
+            c[undone, :, :used] = rescaled.total()[undone]
+            bad_x, bad_g = (None if np.isfinite(a).all() else ~np.isfinite(a) for a in (x, g))
+            mask = nan_mask_of_lags(
+                x, g, bad_x, bad_g, lags=lags, heads=heads, kernel_size=kernel_size, segment_ids=segment_ids
             )
-        for head in undone:
-            its = slice(head * width, (head + 1) * width)
-            c[head] = define(x[..., its], g[..., its], 1)[0]
-        return c
+            if mask is not None:
+                c[mask] = np.nan
+        with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
+            return c.astype(dtype)
 
     def stream(self, layer: StreamLayer) -> NumbaStream:
         """Return the streams of a layer."""
@@ -175,22 +176,12 @@ def _in(arithmetic: Arithmetic, a: Array) -> Array:
 
 def _multiply(y: Array, w: Array, filters: Filters, x: Array, signals: Signals, adjoint: bool) -> None:
     """Write the product to `y`; `filters` are those of `w`."""
-    undone = np.zeros((len(signals), filters.heads), bool)
+    undone = np.ones(len(signals), bool)
     if not filters.unsafe.all():
-        for direct, size, which in _methods(signals.length, filters.lags if filters.kernel_size == 1 else None):
-            call = SignalProduct(x, y, signals[which], filters, adjoint)
-            across = filters.kernel_size > 1
-            method = call.by_direct_sums if direct else call.across_channels if across else call.by_transforms
-            undone[which] = method(size)
-    undone |= filters.unsafe
+        undone = multiply(y, filters, x, signals, adjoint) | filters.unsafe.any()
     if undone.any():
-        log.debug(
-            "%d of %d filters of signals have numbers not finite, or out of the range of transforms: NumPy, not "
-            "Numba, computes these",
-            undone.sum(),
-            undone.size,
-        )
-        _define_products(w, x, y, signals, undone, adjoint)
+        log.debug(SCALED, undone.sum(), undone.size, "signals")
+        multiply_rescaled(y, w, x, signals[undone], filters.arithmetic, adjoint)
 
 
 def _signals(x: Array, segment_ids: Array | None) -> Signals:
@@ -210,33 +201,3 @@ def _blocks(
     shape = math.prod(x.shape[:-2]), *x.shape[-2:]
     found: Blocks | None = Blocks.of(shape, kernel_size, lags, arithmetic.lanes, thread_count(), sums=sums)
     return found
-
-
-def _methods(lengths: NDArray[np.int64], lags: int | None) -> Iterator[tuple[bool, int, Any]]:
-    """Yield which signals are done together: directly up to a length, or by transforms of a length.
-
-    `lags` are those of filters that may be summed directly, else None.
-    """
-    together: dict[int, list[int]] = {}
-    for n in set(lengths.tolist()):
-        direct = lags is not None and sums_directly(n, lags)
-        together.setdefault(0 if direct else fast_length(n), []).append(n)
-    for length, members in sorted(together.items()):
-        which = slice(None) if len(together) == 1 else np.flatnonzero(np.isin(lengths, members))
-        yield length == 0, length or max(members), which
-
-
-def _define_products(w: Array, x: Array, y: Array, signals: Signals, undone: NDArray[np.bool_], adjoint: bool) -> None:
-    """Compute the heads marked in `undone`, `(signals, h)`, by the definition; signals that lack the same, together."""
-    heads, n = w.shape[0], x.shape[-2]
-    rows, results = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, *y.shape[-2:])
-    whole = bool(np.all(signals.length == n))
-    patterns, which = np.unique(undone, axis=0, return_inverse=True)
-    for number, pattern in enumerate(patterns):
-        if not pattern.any():
-            continue
-        channels = np.repeat(pattern, x.shape[-1] // heads)
-        for members in [np.flatnonzero(which == number)] if whole else np.flatnonzero(which == number)[:, None]:
-            start = signals.start[members[0]]
-            at = np.ix_(signals.row[members], np.arange(start, start + signals.length[members[0]]), channels)
-            results[at] = definition_matmul(w[pattern], rows[at], adjoint=adjoint, method="auto", segment_ids=None)

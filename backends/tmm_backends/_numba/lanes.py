@@ -17,7 +17,20 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from .target import FAST, REGISTER_BYTES
 
-__all__ = ["LLVM", "WIDTHS", "Lanes", "broadcast", "load", "magnitude", "splat", "store", "total", "width", "zeros"]
+__all__ = [
+    "LLVM",
+    "WIDTHS",
+    "Lanes",
+    "broadcast",
+    "load",
+    "magnitude",
+    "splat",
+    "store",
+    "subnormal",
+    "total",
+    "width",
+    "zeros",
+]
 
 
 WIDTHS = {types.float32: REGISTER_BYTES // 4, types.float64: REGISTER_BYTES // 8}
@@ -84,6 +97,23 @@ def magnitude(typingctx: Any, largest: Any, lanes: Any) -> Any:
         return builder.bitcast(builder.select(builder.icmp_unsigned(">", a, b), a, b), lanes.llvm)
 
     return lanes(largest, lanes), codegen
+
+
+@intrinsic
+def subnormal(typingctx: Any, lanes: Any) -> Any:
+    """Return whether any of the lanes, which are not negative, is below the normal numbers, but not zero."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits, number = lanes.bits, lanes.bits.element
+        first_normal = 1 << (23 if number.width == 32 else 52)
+        less = builder.sub(
+            builder.bitcast(args[0], bits), ir.Constant(bits, [1] * lanes.width)
+        )  # zero gets the largest
+        found = builder.icmp_unsigned("<", less, ir.Constant(bits, [first_normal - 1] * lanes.width))
+        packed = builder.bitcast(found, ir.IntType(lanes.width))
+        return builder.icmp_unsigned("!=", packed, ir.Constant(packed.type, 0))
+
+    return types.boolean(lanes), codegen
 
 
 @intrinsic

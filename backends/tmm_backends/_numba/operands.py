@@ -41,13 +41,23 @@ class Arithmetic:
     highest: float
     """The largest peak of a signal that is safe to transform."""
     max_exponent: int
-    """The largest magnitude of a filter's binary exponent that is safe."""
+    """The largest binary exponent of a filter that is safe, and how far below it each row of its kernel may be."""
+
+    @property
+    def top(self) -> int:
+        """The exponent near `highest` to which signals are brought that need the range below it."""
+        return math.frexp(self.highest)[1] - 8
+
+    @property
+    def spread(self) -> int:
+        """How far below signals brought to `top` others may be."""
+        return self.top - math.frexp(self.lowest)[1] - 8
 
 
 def _arithmetic(name: str) -> Arithmetic:
     if name == "float64":
-        return Arithmetic(name, np.dtype(np.float64), WIDTHS[types.float64], 2.0**-800, 2.0**400, 400)
-    return Arithmetic(name, np.dtype(np.float32), WIDTHS[types.float32], 2.0**-100, 2.0**38, 40)
+        return Arithmetic(name, np.dtype(np.float64), WIDTHS[types.float64], 2.0**-600, 2.0**400, 400)
+    return Arithmetic(name, np.dtype(np.float32), WIDTHS[types.float32], 2.0**-80, 2.0**38, 40)
 
 
 ARITHMETIC = {name: _arithmetic(name) for name in DTYPE_TAGS}
@@ -66,6 +76,8 @@ class Filters:
     kernel_size: int
     unsafe: NDArray[np.bool_]
     """(h,), the heads whose lags are not finite, or out of range; `normalized` is zero there."""
+    faint: NDArray[np.bool_]
+    """(h,), those of them that have rows of too different sizes."""
     arithmetic: Arithmetic
     spectra: dict[tuple[int, int], NDArray[Any]] = field(default_factory=dict)
     """Those that were made, by the length of the transform and the sign of the imaginary part."""
@@ -84,13 +96,13 @@ class Filters:
         peaks = np.max(rows, axis=1)
         exponents = np.where(np.isfinite(peaks), np.frexp(peaks)[1], 0)
         # A row far smaller than others of its kernel decides the result where the channels of those are zero.
-        faint = (rows > 0) & (np.frexp(rows)[1] < exponents[:, None] - arithmetic.max_exponent // 2)
-        unsafe = ~np.isfinite(peaks) | (np.abs(exponents) > arithmetic.max_exponent) | np.any(faint, axis=1)
+        faint = np.any((rows > 0) & (np.frexp(rows)[1] < exponents[:, None] - arithmetic.max_exponent), axis=1)
+        unsafe = ~np.isfinite(peaks) | (exponents > arithmetic.max_exponent) | faint
         exponents[unsafe] = 0
         w[unsafe] = 0
         normalized = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel_size, lags)
         scales = np.ldexp(np.ones(heads, arithmetic.compute_dtype), exponents)
-        return cls(normalized, scales, heads, kernel_size, unsafe, arithmetic)
+        return cls(normalized, scales, heads, kernel_size, unsafe, faint, arithmetic)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import channel_kernels, product_kernels
+from .blocks import sums_directly
 from .memory import DTYPE_TAGS
 from .operands import Arithmetic, Filters, Groups, Signals, aligned_empty
 from .passes import TILE
-from .plans import plan
+from .plans import fast_length, plan
 from .threads import parallel_for, thread_count
 
-__all__ = ["SignalProduct", "filter_spectra", "threads_for", "transform_buffers", "window_buffer"]
+__all__ = [
+    "SignalProduct",
+    "filter_spectra",
+    "methods",
+    "multiply",
+    "threads_for",
+    "transform_buffers",
+    "window_buffer",
+]
 
 Array = NDArray[Any]
+Ints = NDArray[np.int64]
 
 SMALL = 1 << 15
 """A call with fewer entries is computed by one thread: another one takes about 50 us to wake up."""
@@ -66,6 +76,30 @@ def _filter_spectra(filters: Filters, length: int, sign: int) -> Array:
 
     parallel_for(-(-len(out) // arithmetic.lanes), worker, threads=threads_for(len(out) * length))
     return out
+
+
+def multiply(y: Array, filters: Filters, x: Array, signals: Signals, adjoint: bool) -> Array:
+    """Write products to `y`, both `(..., n, d)`; return a mask of the signals that are out of range."""
+    undone, lags = np.zeros(len(signals), bool), filters.lags if filters.kernel_size == 1 else None
+    for direct, size, which in methods(signals.length, lags):
+        call = SignalProduct(x, y, signals[which], filters, adjoint)
+        method = call.by_direct_sums if direct else call.by_transforms if lags else call.across_channels
+        undone[which] = method(size).any(axis=1)
+    return undone
+
+
+def methods(lengths: Ints, lags: int | None) -> Iterator[tuple[bool, int, Any]]:
+    """Yield which signals are done together: directly up to a length, or by transforms of a length.
+
+    `lags` are those of filters that may be summed directly, else None.
+    """
+    together: dict[int, list[int]] = {}
+    for n in set(lengths.tolist()):
+        direct = lags is not None and sums_directly(n, lags)
+        together.setdefault(0 if direct else fast_length(n), []).append(n)
+    for length, members in sorted(together.items()):
+        which = slice(None) if len(together) == 1 else np.flatnonzero(np.isin(lengths, members))
+        yield length == 0, length or max(members), which
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,217 @@
+"""Products and correlations of numbers that are out of the range of transforms, or not finite.
+
+Each channel of a signal is multiplied by the power of two that brings its largest magnitude near one, computed as any
+other, and the result multiplied by its inverse: exact, but where it leaves the range of the dtype. Entries that are not
+finite count as zeros; what they reach is made NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tmm_core.backend import error_factor, shift_channels
+
+from . import rescaling_kernels
+from .correlation import SignalCorrelation
+from .memory import DTYPE_TAGS
+from .operands import Arithmetic, Filters, Signals
+from .product import methods, multiply, threads_for
+from .threads import parallel_for
+
+__all__ = ["RescaledCorrelation", "Scaled", "finite_lags", "halves_of", "multiply_rescaled"]
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+
+NOTHING = -(1 << 20)
+"""The exponent of zero."""
+
+
+def over_signals(kernel: Callable[..., None], array: Array, signals: Ints, *arguments: Any) -> None:
+    """Run a kernel of this module over all signals, in threads."""
+    tags = (DTYPE_TAGS[array.dtype.name],)
+
+    def work(first: int, last: int) -> None:
+        kernel(tags, array, signals, first, last, *arguments)
+
+    parallel_for(len(signals), lambda: work, threads=threads_for(array.size))
+
+
+def exponents_of(peaks: Array) -> Ints:
+    """Return e such that peaks are from a half to one times 2^e, NOTHING for zeros."""
+    return np.where(peaks > 0, np.frexp(peaks)[1], NOTHING)
+
+
+def halves_of(exponents: Ints, dtype: np.dtype[Any]) -> Array:
+    """Return two factors `(2, ...)` whose product is a power of two, but where that is far out of any range."""
+    bound = int(np.finfo(dtype).maxexp) - 2
+    exponents = np.clip(exponents, -2 * bound, 2 * bound)
+    halves: Array = np.ldexp(dtype.type(1), np.stack((exponents // 2, exponents - exponents // 2)))
+    return halves
+
+
+def finite_lags(w: Array, dtype: np.dtype[Any]) -> tuple[Array, Ints]:
+    """Return filters `(h, m, k)` with zeros for what is not finite, and the first such lag of each head, else k."""
+    finite = np.isfinite(w)
+    whole = np.min(finite, axis=1)  # over the rows of a kernel
+    return np.where(finite, w, 0).astype(dtype), np.where(np.min(whole, axis=1), w.shape[2], np.argmin(whole, axis=1))
+
+
+class Scaled:
+    """Signals `(rows, n, d)` in the dtype of computation, and what is known of their magnitudes."""
+
+    def __init__(self, x: Array, signals: Signals, arithmetic: Arithmetic) -> None:
+        """Measure some signals of x, in C order."""
+        self.x, self.arithmetic = x, arithmetic
+        self.rows = np.stack((signals.row, signals.start, signals.length), axis=1)
+        shape = len(signals), x.shape[2]
+        self.peaks, self.bad = np.empty(shape, x.dtype), np.empty(shape, np.int32)
+        over_signals(rescaling_kernels.measure, x, self.rows, self.peaks, self.bad)
+        self.exponents = exponents_of(self.peaks)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all entries are."""
+        return not np.any(self.bad)
+
+    def near(self, heads: int) -> bool:
+        """Return whether channels of a head are so near that one factor brings all into the range."""
+        own = self.exponents.reshape(len(self.rows), heads, -1)
+        return bool(np.all((own == NOTHING) | (own >= own.max(axis=2, keepdims=True) - self.arithmetic.spread)))
+
+    def shared(self, heads: int) -> Ints:
+        """Return the exponents of one factor for the channels of each head, by which the largest is brought far up."""
+        most = self.exponents.reshape(len(self.rows), heads, -1).max(axis=2)
+        return np.repeat(
+            np.where(most > NOTHING, most - self.arithmetic.top, NOTHING), self.x.shape[2] // heads, axis=1
+        )
+
+    def divided(self, exponents: Ints) -> tuple[Array, Array]:
+        """Return the signals divided by powers of two, or zeros for NOTHING, and the squares of their norms.
+
+        What is not finite is zero, too.
+        """
+        out, squares = np.empty_like(self.x), np.empty(self.exponents.shape, self.x.dtype)
+        halves = np.where(exponents > NOTHING, halves_of(-exponents, self.x.dtype), 0)
+        bits = self.x.view(f"i{self.x.itemsize}")
+        over_signals(rescaling_kernels.normalize, self.x, self.rows, bits, self.bad, self.peaks, halves, out, squares)
+        return out, squares
+
+
+def multiply_rescaled(y: Array, w: Array, x: Array, signals: Signals, arithmetic: Arithmetic, adjoint: bool) -> None:
+    """Write to y, of any dtype, the products of some signals of `x`, both `(..., n, d)`."""
+    rows, place = np.unique(signals.row, return_inverse=True)
+    x, results = (a.reshape(-1, *a.shape[-2:]) for a in (x, y))
+    some = slice(None) if len(rows) == len(x) else rows
+    inputs, outputs = (np.ascontiguousarray(a[some], arithmetic.compute_dtype) for a in (x, results))
+    signals = Signals(place, signals.start, signals.length)
+    _multiply(outputs, w, Scaled(inputs, signals, arithmetic), signals, adjoint)
+    if not np.may_share_memory(outputs, results):
+        with np.errstate(over="ignore"):  # what a half cannot hold is infinite
+            results[some] = outputs
+
+
+def _multiply(y: Array, w: Array, x: Scaled, signals: Signals, adjoint: bool) -> None:
+    """Write the products to `y`, like `x.x`."""
+    heads, kernel_size, lags = w.shape
+    width = y.shape[2] // heads
+    w, reached = finite_lags(w, y.dtype)
+    offsets = [(i + 1 - kernel_size) if adjoint else (kernel_size - 1 - i) for i in range(kernel_size)]
+    together = kernel_size == 1 or (x.near(heads) and not np.any(Filters.of(w, x.arithmetic).faint))
+    exponents = x.shared(heads) if together and kernel_size > 1 else x.exponents
+    values, squares = x.divided(exponents)
+    results, scales, noises = [], [], []
+    # Where rows of a kernel, or channels of a head, are too far apart, each row is a filter of its own.
+    for rows in [slice(None)] if together else [slice(i, i + 1) for i in range(kernel_size)]:
+        shift = functools.partial(shift_channels, by=0 if together else offsets[rows.start], heads=heads)
+        filters, exponent = _normalized(w[:, rows])
+        result = y if together else np.empty_like(y)
+        multiply(result, Filters.of(filters, x.arithmetic), shift(values), signals, adjoint)
+        near = sum(shift_channels(squares, offset, heads) for offset in offsets[rows])
+        norms = np.sqrt(near * np.repeat(np.sum(filters**2, axis=(1, 2)), width))
+        results.append(result)
+        scales.append(shift(exponents - NOTHING) + NOTHING + np.repeat(exponent, width))
+        noises.append(error_factor(y.shape[1], y.dtype.name) * norms)
+    scale, noise = scales[0], noises[0]
+    if not together:
+        scale, noise = np.max(scales, axis=0), np.zeros_like(noise)
+        y[:] = 0
+        for result, own, errors in zip(results, scales, noises, strict=True):
+            halves = halves_of(own - scale, y.dtype)
+            over_signals(rescaling_kernels.restore, result, x.rows, halves, np.zeros_like(errors))
+            y += result
+            noise += errors * halves[0] * halves[1]
+    over_signals(rescaling_kernels.restore, y, x.rows, halves_of(scale, y.dtype), noise)
+    if not x.finite or np.any(reached < lags):
+        over_signals(
+            rescaling_kernels.mark_nan, x.x, x.rows, heads, kernel_size, lags, adjoint,
+            np.where(reached < lags, reached, y.shape[1]), x.bad, y,
+        )  # fmt: skip
+
+
+def _normalized(filters: Array) -> tuple[Array, Ints]:
+    """Return filters `(h, m, k)` divided by a power of two for each head, and its exponent."""
+    exponents = exponents_of(np.abs(filters).max(axis=(1, 2)))
+    return np.ldexp(filters, np.where(exponents > NOTHING, -exponents, 0)[:, None, None]), exponents
+
+
+class RescaledCorrelation:
+    """The correlation of some signals, and then others, each scaled: a sum of numbers of any size.
+
+    Only what is far below the largest pair of channels of a head and row of the kernel is left out.
+    """
+
+    def __init__(self, heads: int, kernel_size: int, lags: int, arithmetic: Arithmetic) -> None:
+        """Begin with zero."""
+        self.arithmetic = arithmetic
+        self.sums = np.zeros((heads, kernel_size, lags))
+        self.noise = np.zeros((heads, kernel_size, 1))
+        self.exponents = np.full((heads, kernel_size, 1), NOTHING)
+
+    def add(self, head: slice, x: Array, g: Array, signals: Signals) -> None:
+        """Add the correlation of signals of some heads, both `(..., n, d)`."""
+        heads, kernel_size, _ = self.sums[head].shape
+        x, g = (np.ascontiguousarray(a, self.arithmetic.compute_dtype).reshape(-1, *a.shape[-2:]) for a in (x, g))
+        scaled_x, scaled_g = (Scaled(a, signals, self.arithmetic) for a in (x, g))
+        offsets = [kernel_size - 1 - i for i in range(kernel_size)]
+        for i, offset in enumerate(offsets):  # a row of a kernel is a filter of its own: its pairs may be far fainter
+            shift = functools.partial(shift_channels, by=offset, heads=heads)
+            sizes = shift(scaled_x.exponents - NOTHING) + NOTHING
+            pairs = np.where((sizes > NOTHING) & (scaled_g.exponents > NOTHING), sizes + scaled_g.exponents, NOTHING)
+            largest = pairs.reshape(len(signals), heads, -1).max(axis=(0, 2))
+            most = np.repeat(largest, x.shape[2] // heads)
+            kept = pairs > most + math.frexp(self.arithmetic.lowest)[1]
+            values_x, squares_x = scaled_x.divided(scaled_x.exponents)
+            values_g, squares_g = scaled_g.divided(np.where(kept, most - sizes, NOTHING))
+            sums = np.zeros((heads, 1, self.sums.shape[2]))
+            for _, size, which in methods(signals.length, None):
+                call = SignalCorrelation(
+                    self.arithmetic, shift(values_x), values_g, signals[which], heads, 1, sums.shape[2]
+                )
+                call.add_to(sums, size)
+            norms = np.sqrt(shift(squares_x) * squares_g).reshape(len(signals), heads, -1).sum(axis=(0, 2))
+            noise = error_factor(x.shape[1], x.dtype.name) * norms[:, None, None]
+            self._sum((head, slice(i, i + 1)), sums, noise, largest[:, None, None])
+
+    def _sum(self, at: tuple[slice, slice], sums: Array, noise: Array, exponents: Ints) -> None:
+        """Add what is times a power of two to what is times another."""
+        most = np.maximum(exponents, self.exponents[at])
+        for total, term in ((self.sums, sums), (self.noise, noise)):
+            total[at] = np.ldexp(total[at], self.exponents[at] - most) + np.ldexp(term, exponents - most)
+        self.exponents[at] = most
+
+    def total(self) -> Array:
+        """Return the sum, `(h, m, k)` in float64; errors let nothing overflow that else would not."""
+        largest = np.finfo(self.arithmetic.compute_dtype).max
+        with np.errstate(over="ignore"):
+            sums: Array = np.ldexp(self.sums, self.exponents)
+            least = np.ldexp(np.maximum(np.abs(self.sums) - self.noise, 0), self.exponents)
+        overflows = (np.abs(sums) > largest) & (least <= largest)
+        sums[overflows] = np.copysign(largest, sums[overflows])
+        return sums
