@@ -35,16 +35,19 @@ def correlate(
         for signal in range(begin, end):
             x_at, g_at, n = signals[signal]
             for group in range(first_group, last_group):
+                if np.isnan(peaks[chunk, 0]):
+                    break
                 x_group, g_group, channels, _ = groups[group]
                 x_peak = load_signal(
                     dtype_tags[0], x + x_at + x_group, x_time, x_lane, channels, n, x_buffer, quarter, constants
                 )
-                ok = in_range(x_peak, low, high, scratch[lanes:])
+                if not in_range(x_peak, low, high, scratch[lanes:]):
+                    peaks[chunk] = np.nan
+                    break
                 g_peak = load_signal(
                     dtype_tags[1], g + g_at + g_group, g_time, g_lane, channels, n, g_buffer, quarter, constants
                 )
-                ok = in_range(g_peak, low, high, scratch) and ok
-                if ok:
+                if in_range(g_peak, low, high, scratch):
                     passes.correlate(sums, x_buffer, g_buffer, steps, constants)
                     for lane in range(lanes):
                         peaks[chunk, lane] += np.float64(scratch[lane]) * scratch[lanes + lane]

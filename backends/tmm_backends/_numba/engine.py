@@ -153,11 +153,11 @@ class NumbaEngine:
             for part in parts():
                 rescaled.add(*part)
             c[undone, :, :used] = rescaled.total()[undone]
-            bad_x, bad_g = (None if np.isfinite(a).all() else ~np.isfinite(a) for a in (x, g))
-            mask = nan_mask_of_lags(
-                x, g, bad_x, bad_g, lags=lags, heads=heads, kernel_size=kernel_size, segment_ids=segment_ids
-            )
-            if mask is not None:
+            if not rescaled.finite:
+                mask = nan_mask_of_lags(
+                    x, g, ~np.isfinite(x), ~np.isfinite(g), lags=lags, heads=heads, kernel_size=kernel_size,
+                    segment_ids=segment_ids,
+                )  # fmt: skip
                 c[mask] = np.nan
         with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
             return c.astype(dtype)

@@ -97,7 +97,9 @@ class Filters:
         exponents = np.where(np.isfinite(peaks), np.frexp(peaks)[1], 0)
         # A row far smaller than others of its kernel decides the result where the channels of those are zero.
         faint = np.any((rows > 0) & (np.frexp(rows)[1] < exponents[:, None] - arithmetic.max_exponent), axis=1)
-        unsafe = ~np.isfinite(peaks) | (exponents > arithmetic.max_exponent) | faint
+        # Far below it, factors of a result might be multiplied to numbers below the normal ones, which are not exact.
+        outside = (exponents > arithmetic.max_exponent) | (exponents < -2 * arithmetic.max_exponent)
+        unsafe = ~np.isfinite(peaks) | outside | faint
         exponents[unsafe] = 0
         w[unsafe] = 0
         normalized = np.ldexp(w, -exponents[:, None, None]).reshape(heads * kernel_size, lags)

@@ -24,13 +24,23 @@ from .operands import Arithmetic, Filters, Signals
 from .product import methods, multiply, threads_for
 from .threads import parallel_for
 
-__all__ = ["RescaledCorrelation", "Scaled", "finite_lags", "halves_of", "multiply_rescaled"]
+__all__ = [
+    "NEVER",
+    "RescaledCorrelation",
+    "Scaled",
+    "finite_lags",
+    "halves_of",
+    "multiply_rescaled",
+    "normalized_filters",
+]
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
 NOTHING = -(1 << 20)
 """The exponent of zero."""
+NEVER = 1 << 60
+"""The first time that is reached by none."""
 
 
 def over_signals(kernel: Callable[..., None], array: Array, signals: Ints, *arguments: Any) -> None:
@@ -57,10 +67,10 @@ def halves_of(exponents: Ints, dtype: np.dtype[Any]) -> Array:
 
 
 def finite_lags(w: Array, dtype: np.dtype[Any]) -> tuple[Array, Ints]:
-    """Return filters `(h, m, k)` with zeros for what is not finite, and the first such lag of each head, else k."""
+    """Return filters `(h, m, k)` with zeros for what is not finite, and the first such lag of each head, or NEVER."""
     finite = np.isfinite(w)
     whole = np.min(finite, axis=1)  # over the rows of a kernel
-    return np.where(finite, w, 0).astype(dtype), np.where(np.min(whole, axis=1), w.shape[2], np.argmin(whole, axis=1))
+    return np.where(finite, w, 0).astype(dtype), np.where(np.min(whole, axis=1), NEVER, np.argmin(whole, axis=1))
 
 
 class Scaled:
@@ -130,7 +140,7 @@ def _multiply(y: Array, w: Array, x: Scaled, signals: Signals, adjoint: bool) ->
     # Where rows of a kernel, or channels of a head, are too far apart, each row is a filter of its own.
     for rows in [slice(None)] if together else [slice(i, i + 1) for i in range(kernel_size)]:
         shift = functools.partial(shift_channels, by=0 if together else offsets[rows.start], heads=heads)
-        filters, exponent = _normalized(w[:, rows])
+        filters, exponent = normalized_filters(w[:, rows])
         result = y if together else np.empty_like(y)
         multiply(result, Filters.of(filters, x.arithmetic), shift(values), signals, adjoint)
         near = sum(shift_channels(squares, offset, heads) for offset in offsets[rows])
@@ -148,14 +158,14 @@ def _multiply(y: Array, w: Array, x: Scaled, signals: Signals, adjoint: bool) ->
             y += result
             noise += errors * halves[0] * halves[1]
     over_signals(rescaling_kernels.restore, y, x.rows, halves_of(scale, y.dtype), noise)
-    if not x.finite or np.any(reached < lags):
+    if not x.finite or np.any(reached < NEVER):
         over_signals(
             rescaling_kernels.mark_nan, x.x, x.rows, heads, kernel_size, lags, adjoint,
-            np.where(reached < lags, reached, y.shape[1]), x.bad, y,
+            reached, x.bad, y,
         )  # fmt: skip
 
 
-def _normalized(filters: Array) -> tuple[Array, Ints]:
+def normalized_filters(filters: Array) -> tuple[Array, Ints]:
     """Return filters `(h, m, k)` divided by a power of two for each head, and its exponent."""
     exponents = exponents_of(np.abs(filters).max(axis=(1, 2)))
     return np.ldexp(filters, np.where(exponents > NOTHING, -exponents, 0)[:, None, None]), exponents
@@ -169,7 +179,7 @@ class RescaledCorrelation:
 
     def __init__(self, heads: int, kernel_size: int, lags: int, arithmetic: Arithmetic) -> None:
         """Begin with zero."""
-        self.arithmetic = arithmetic
+        self.arithmetic, self.finite = arithmetic, True
         self.sums = np.zeros((heads, kernel_size, lags))
         self.noise = np.zeros((heads, kernel_size, 1))
         self.exponents = np.full((heads, kernel_size, 1), NOTHING)
@@ -179,15 +189,17 @@ class RescaledCorrelation:
         heads, kernel_size, _ = self.sums[head].shape
         x, g = (np.ascontiguousarray(a, self.arithmetic.compute_dtype).reshape(-1, *a.shape[-2:]) for a in (x, g))
         scaled_x, scaled_g = (Scaled(a, signals, self.arithmetic) for a in (x, g))
-        offsets = [kernel_size - 1 - i for i in range(kernel_size)]
-        for i, offset in enumerate(offsets):  # a row of a kernel is a filter of its own: its pairs may be far fainter
+        self.finite = self.finite and scaled_x.finite and scaled_g.finite
+        values_x, squares_x = scaled_x.divided(scaled_x.exponents)
+        for i, offset in enumerate(
+            reversed(range(kernel_size))
+        ):  # a row of a kernel is a filter of its own: its pairs may be far fainter
             shift = functools.partial(shift_channels, by=offset, heads=heads)
             sizes = shift(scaled_x.exponents - NOTHING) + NOTHING
             pairs = np.where((sizes > NOTHING) & (scaled_g.exponents > NOTHING), sizes + scaled_g.exponents, NOTHING)
             largest = pairs.reshape(len(signals), heads, -1).max(axis=(0, 2))
             most = np.repeat(largest, x.shape[2] // heads)
             kept = pairs > most + math.frexp(self.arithmetic.lowest)[1]
-            values_x, squares_x = scaled_x.divided(scaled_x.exponents)
             values_g, squares_g = scaled_g.divided(np.where(kept, most - sizes, NOTHING))
             sums = np.zeros((heads, 1, self.sums.shape[2]))
             for _, size, which in methods(signals.length, None):

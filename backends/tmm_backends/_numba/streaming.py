@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core.backend import LayerStream, StreamLayer, definition_matmul
+from tmm_core.backend import LayerStream, StreamLayer, definition_matmul, shift_channels
 
 from . import steps
 from .memory import DTYPE_TAGS
 from .operands import ARITHMETIC, Groups, aligned_zeros
+from .rescaling import finite_lags
 from .threads import parallel_for, thread_count
 from .tiles import Tiles, marked_channels
 
@@ -114,6 +115,7 @@ class _Layout:
         self.w, self.d, self.leaf = w, d, leaf
         self.dtype_tags = (DTYPE_TAGS[arithmetic.name],)
         self.tiles = Tiles(w, d, arithmetic)
+        _, self.first_bad_lag = finite_lags(w, w.dtype)
         lags = np.array(w[..., :leaf], order="C")  # not read-only, which would be another type to Numba
         self.kernel: Any = steps.step if w.shape[1] == 1 else steps.step_across_channels
         head = leaf, w.shape[-1] - 1, d, LARGE // max(d * leaf, 1), 0
@@ -141,14 +143,29 @@ class _Layout:
         return max(outcomes, default=0)
 
     def define(self, cache: Array, at: int, count: int, x: Array, y: Array) -> None:
-        """Do by the definition what is not finite, the last `count` inputs being those of the step."""
-        past = min(count, self.w.shape[-1] - 1)
-        for row, head, channels in marked_channels(~np.isfinite(y), self.w):
-            inputs = np.concatenate([cache[row, at - past : at], x[row : row + 1]])[:, channels]
-            product = definition_matmul(self.w[head : head + 1], inputs, adjoint=False, method="auto", segment_ids=None)
-            with np.errstate(all="ignore"):
-                y[row, channels] = cache[row, at, channels] + product[-1]
+        """Do what is not finite, the last `count` inputs being those of the step, by the definition if need be."""
+        missing = np.isfinite(cache[:, at]) & ~np.isfinite(y)  # what was pending makes the rest NaN, or infinite
+        if missing.any():
+            past = min(count, self.w.shape[-1] - 1)
+            recent = np.concatenate([cache[:, at - past : at], x[:, None]], axis=1)
+            reached = self.reached_by_nan(~np.isfinite(recent).all(axis=1), past)
+            y[reached] = np.nan
+            for row, head, channels in marked_channels(missing & ~reached, self.w):  # they overflow on the way
+                inputs = recent[row][:, channels]
+                product = definition_matmul(
+                    self.w[head : head + 1], inputs, adjoint=False, method="auto", segment_ids=None
+                )
+                with np.errstate(all="ignore"):
+                    y[row, channels] = cache[row, at, channels] + product[-1]
         cache[:, at] = x
+
+    def reached_by_nan(self, bad: Array, past: int) -> Array:
+        """Return which outputs `(rows, d)` are NaN by such inputs of a channel, or by one of `past` + 1 lags."""
+        heads, kernel_size, _ = self.w.shape
+        near: Array = np.repeat(self.first_bad_lag <= past, self.d // heads) | bad
+        for offset in range(1, kernel_size):
+            near |= shift_channels(bad, offset, heads)
+        return near
 
 
 def _pieces(head: tuple[int, ...], lags: Array, groups: Groups) -> tuple[Array, Array]:

@@ -8,6 +8,7 @@ Re(x (high - i low)): one transform of length k each way and nothing padded, as 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_core.backend import definition_matmul
+from tmm_core.backend import shift_channels
 
 from . import channel_kernels, steps
 from .memory import DTYPE_TAGS
@@ -23,6 +24,7 @@ from .operands import Arithmetic, Filters, Groups, Signals, aligned_empty
 from .passes import TILE
 from .plans import SHORTEST, plan
 from .product import filter_spectra, transform_buffers, window_buffer
+from .rescaling import NEVER, Scaled, finite_lags, halves_of, multiply_rescaled, normalized_filters
 from .threads import parallel_for, thread_count
 
 __all__ = ["Tiles", "marked_channels"]
@@ -57,6 +59,11 @@ class Tiles:
         self.w, self.arithmetic = w, arithmetic
         self.filters = Filters.of(w, arithmetic)
         self._unsafe = bool(self.filters.unsafe.any())
+        self._first_bad_lag, self._exponents = np.full(len(w), NEVER), np.zeros(len(w), np.int64)
+        if self._unsafe:  # all tiles are scaled, and the filters once
+            finite, self._first_bad_lag = finite_lags(w, w.dtype)
+            normalized, self._exponents = normalized_filters(finite)
+            self.filters = Filters.of(normalized, arithmetic)
         self.groups = Groups.of(d, len(w), arithmetic.lanes, packed=True)
         groups = self.groups
         self.pieces = np.ascontiguousarray(np.stack((groups.channels, groups.counts, groups.shared), axis=1))
@@ -73,18 +80,24 @@ class Tiles:
         if size < SHORTEST:  # a shorter transform there is not: zeros come before
             inputs, begin = np.zeros((cache.shape[0], SHORTEST, cache.shape[2]), cache.dtype), 0
             inputs[:, SHORTEST - size :] = cache[:, at - size : at]
-        add = self._over_groups if self.w.shape[1] == 1 else self._across_channels
         count = min(size, cache.shape[1] - at)
-        missed, undone = add(inputs, begin, cache, at, count, max(size, SHORTEST))
-        if (missed or self._unsafe) and cache.size:
+        if self._unsafe:
+            self._rescale(inputs[:, begin : begin + max(size, SHORTEST)], cache, at, count, None)
+            return
+        missed, undone = self._products(inputs, begin, cache, at, count, max(size, SHORTEST))
+        if missed:
             channels = np.repeat(undone.reshape(len(cache), -1), self.widths, axis=1)
-            channels |= np.repeat(self.filters.unsafe, cache.shape[2] // len(self.w))
-            self._define(cache, at, size, channels)
+            self._rescale(inputs[:, begin : begin + max(size, SHORTEST)], cache, at, count, channels)
+
+    def _products(self, inputs: Array, begin: int, cache: Array, at: int, count: int, size: int) -> tuple[int, Array]:
+        """Add what is safe; return which rows and groups, or heads, are not, and how many."""
+        add = self._over_groups if self.w.shape[1] == 1 else self._across_channels
+        return add(inputs, begin, cache, at, count, size)
 
     def _over_groups(
         self, inputs: Array, begin: int, cache: Array, at: int, count: int, size: int
     ) -> tuple[int, Array]:
-        """Add what is safe; return which rows and groups are not, and how many."""
+        """Do it by groups of channels."""
         filters = self._constants.get(size) or self._constants_of(size)
         jobs = cache.shape[0] * len(self.pieces)
         undone = np.empty(jobs, bool)
@@ -179,14 +192,38 @@ class Tiles:
             self._spectra[size] = found
         return found
 
-    def _define(self, cache: Array, at: int, size: int, channels: Array) -> None:
-        """Add the tile for the channels that are marked, `(rows, d)`, by the definition."""
-        count = min(size, cache.shape[1] - at)
-        for row, head, its in marked_channels(channels, self.w):
-            inputs = np.zeros((2 * size, len(its)), cache.dtype)
-            inputs[:size] = cache[row, at - size : at, its].T
-            product = definition_matmul(
-                self.w[head : head + 1, :, : 2 * size], inputs, adjoint=False, method="auto", segment_ids=None
-            )
-            with np.errstate(all="ignore"):
-                cache[row, at : at + count, its] += product[size : size + count].T
+    def _rescale(self, x: Array, cache: Array, at: int, count: int, channels: Array | None) -> None:
+        """Add the tile of inputs `(rows, size, d)` for the channels that are marked, `(rows, d)`, or all, by scaling.
+
+        Channels of a head that are too far apart, or rows of its kernel, are computed as a product.
+        """
+        (rows, size, d), heads = x.shape, len(self.w)
+        signals = Signals.of(rows, size, None)
+        scaled = Scaled(np.ascontiguousarray(x), signals, self.arithmetic)
+        if self.w.shape[1] > 1 and (self.filters.unsafe.any() or not scaled.near(heads)):
+            padded = np.concatenate([x, np.zeros((rows, count, d), x.dtype)], axis=1)
+            products, signals = np.empty_like(padded), Signals.of(rows, size + count, None)
+            multiply_rescaled(products, self.w[..., : 2 * size], padded, signals, self.arithmetic, adjoint=False)
+            products = products[:, size:]
+        else:
+            exponents = scaled.exponents if self.w.shape[1] == 1 else scaled.shared(heads)
+            products = np.zeros((rows, count, d), x.dtype)
+            self._products(scaled.divided(exponents)[0], 0, products, 0, count, size)
+            halves = halves_of(exponents + np.repeat(self._exponents, d // heads), x.dtype)
+            products = products * halves[0, :, None] * halves[1, :, None]
+            products[self._reached(x, count)] = np.nan
+        with np.errstate(over="ignore", invalid="ignore"):
+            cache[:, at : at + count] += products if channels is None else np.where(channels[:, None], products, 0)
+
+    def _reached(self, x: Array, count: int) -> Array:
+        """Return which outputs `(rows, count, d)` are NaN by inputs or lags that are not finite."""
+        (rows, size, d), (heads, kernel_size, lags) = x.shape, self.w.shape
+        times = np.arange(count)[:, None]
+        reached: Array = np.broadcast_to(times >= np.repeat(self._first_bad_lag - size, d // heads), (rows, count, d))
+        bad = ~np.isfinite(x)
+        if not bad.any():
+            return reached
+        near = functools.reduce(np.logical_or, (shift_channels(bad, offset, heads) for offset in range(kernel_size)))
+        after = np.where(near.any(axis=1), np.argmax(near[:, ::-1], axis=1) + 1, lags)  # from the last one on
+        reached = reached | (times < (lags - after)[:, None])
+        return reached
