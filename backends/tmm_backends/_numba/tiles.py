@@ -82,12 +82,12 @@ class Tiles:
             inputs[:, SHORTEST - size :] = cache[:, at - size : at]
         count = min(size, cache.shape[1] - at)
         if self._unsafe:
-            self._rescale(inputs[:, begin : begin + max(size, SHORTEST)], cache, at, count, None)
+            self._rescale(inputs[:, begin : begin + max(size, SHORTEST)], size, cache, at, count, None)
             return
         missed, undone = self._products(inputs, begin, cache, at, count, max(size, SHORTEST))
         if missed:
             channels = np.repeat(undone.reshape(len(cache), -1), self.widths, axis=1)
-            self._rescale(inputs[:, begin : begin + max(size, SHORTEST)], cache, at, count, channels)
+            self._rescale(inputs[:, begin : begin + max(size, SHORTEST)], size, cache, at, count, channels)
 
     def _products(self, inputs: Array, begin: int, cache: Array, at: int, count: int, size: int) -> tuple[int, Array]:
         """Add what is safe; return which rows and groups, or heads, are not, and how many."""
@@ -192,32 +192,32 @@ class Tiles:
             self._spectra[size] = found
         return found
 
-    def _rescale(self, x: Array, cache: Array, at: int, count: int, channels: Array | None) -> None:
-        """Add the tile of inputs `(rows, size, d)` for the channels that are marked, `(rows, d)`, or all, by scaling.
+    def _rescale(self, x: Array, size: int, cache: Array, at: int, count: int, channels: Array | None) -> None:
+        """Add the tile of inputs, the last of x `(rows, n, d)`, for channels `(rows, d)`, or all, by scaling.
 
         Channels of a head that are too far apart, or rows of its kernel, are computed as a product.
         """
-        (rows, size, d), heads = x.shape, len(self.w)
-        signals = Signals.of(rows, size, None)
+        (rows, n, d), heads = x.shape, len(self.w)
+        signals = Signals.of(rows, n, None)
         scaled = Scaled(np.ascontiguousarray(x), signals, self.arithmetic)
         if self.w.shape[1] > 1 and (self.filters.unsafe.any() or not scaled.near(heads)):
-            padded = np.concatenate([x, np.zeros((rows, count, d), x.dtype)], axis=1)
+            padded = np.concatenate([x[:, n - size :], np.zeros((rows, count, d), x.dtype)], axis=1)
             products, signals = np.empty_like(padded), Signals.of(rows, size + count, None)
             multiply_rescaled(products, self.w[..., : 2 * size], padded, signals, self.arithmetic, adjoint=False)
             products = products[:, size:]
         else:
             exponents = scaled.exponents if self.w.shape[1] == 1 else scaled.shared(heads)
             products = np.zeros((rows, count, d), x.dtype)
-            self._products(scaled.divided(exponents)[0], 0, products, 0, count, size)
+            self._products(scaled.divided(exponents)[0], 0, products, 0, count, n)
             halves = halves_of(exponents + np.repeat(self._exponents, d // heads), x.dtype)
             products = products * halves[0, :, None] * halves[1, :, None]
-            products[self._reached(x, count)] = np.nan
+            products[self._reached(x, size, count)] = np.nan
         with np.errstate(over="ignore", invalid="ignore"):
             cache[:, at : at + count] += products if channels is None else np.where(channels[:, None], products, 0)
 
-    def _reached(self, x: Array, count: int) -> Array:
+    def _reached(self, x: Array, size: int, count: int) -> Array:
         """Return which outputs `(rows, count, d)` are NaN by inputs or lags that are not finite."""
-        (rows, size, d), (heads, kernel_size, lags) = x.shape, self.w.shape
+        (rows, _, d), (heads, kernel_size, lags) = x.shape, self.w.shape
         times = np.arange(count)[:, None]
         reached: Array = np.broadcast_to(times >= np.repeat(self._first_bad_lag - size, d // heads), (rows, count, d))
         bad = ~np.isfinite(x)
