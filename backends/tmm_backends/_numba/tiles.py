@@ -76,6 +76,8 @@ class Tiles:
 
     def add(self, cache: Array, at: int, size: int) -> None:
         """Add to `cache[:, at : at + size]` what the inputs in `cache[:, at - size : at]` contribute."""
+        if not cache.size:
+            return
         inputs, begin = cache, at - size
         if size < SHORTEST:  # a shorter transform there is not: zeros come before
             inputs, begin = np.zeros((cache.shape[0], SHORTEST, cache.shape[2]), cache.dtype), 0
@@ -210,7 +212,8 @@ class Tiles:
             products = np.zeros((rows, count, d), x.dtype)
             self._products(scaled.divided(exponents)[0], 0, products, 0, count, n)
             halves = halves_of(exponents + np.repeat(self._exponents, d // heads), x.dtype)
-            products = products * halves[0, :, None] * halves[1, :, None]
+            with np.errstate(over="ignore"):
+                products = products * halves[0, :, None] * halves[1, :, None]
             products[self._reached(x, size, count)] = np.nan
         with np.errstate(over="ignore", invalid="ignore"):
             cache[:, at : at + count] += products if channels is None else np.where(channels[:, None], products, 0)
