@@ -164,6 +164,6 @@ def _services(report_to: str) -> list[str]:
     for name in names:
         if name not in known:
             reason = "its library is not installed" if name in LOGGER_TYPE_TO_CLASS else "there is no such service"
-            choices = ", ".join(known) or "none, until the library of one is installed"
-            raise InputError(f"--report-to {name} is not available, {reason}: choose of {choices}")
+            remedy = f"choose from {', '.join(known)}" if known else "install it, such as by pip install tensorboard"
+            raise InputError(f"--report-to {name} is not available, {reason}: {remedy}")
     return names
