@@ -61,7 +61,7 @@ class Sampling:
 DEFAULT_SAMPLING = Sampling()
 
 
-def check_prompts(shape: tuple[int, ...], max_new_tokens: int, vocab_size: int, stop_token: int | None) -> None:
+def check_prompts(shape: tuple[int, ...], max_new_tokens: int, vocab_size: int, eos_token_id: int | None) -> None:
     """Refuse what generation cannot do, given the shape of the prompts."""
     if len(shape) != 2 or math.prod(shape) == 0:
         raise InputError(
@@ -70,5 +70,5 @@ def check_prompts(shape: tuple[int, ...], max_new_tokens: int, vocab_size: int, 
         )
     if max_new_tokens < 0:
         raise InputError(f"expected max_new_tokens >= 0, got {max_new_tokens}")
-    if stop_token is not None and not 0 <= stop_token < vocab_size:
-        raise InputError(f"stop_token {stop_token} is outside the vocabulary of {vocab_size} tokens")
+    if eos_token_id is not None and not 0 <= eos_token_id < vocab_size:
+        raise InputError(f"eos_token_id {eos_token_id} is outside the vocabulary of {vocab_size} tokens")

@@ -59,6 +59,9 @@ class Tokenizer(Protocol):
     def fingerprint(self) -> str:
         """Equal for tokenizers that give equal ids."""
 
+    def __call__(self, text: str | Sequence[str]) -> dict[str, Any]:
+        """Return the ids of a text, or of each of several, as `input_ids`, as tokenizers of transformers do."""
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`, without an end-of-text, whatever the text says, such that `decode` returns it."""
 
@@ -75,7 +78,19 @@ class Tokenizer(Protocol):
         """Write what `load_tokenizer` needs into a model's folder."""
 
 
-class ByteTokenizer:
+class _Call:
+    """Lets a tokenizer be called."""
+
+    def __call__(self: Tokenizer, text: str | Sequence[str]) -> dict[str, Any]:
+        """Return the ids of a text, or of each of several, as `input_ids`, as tokenizers of transformers do.
+
+        >>> ByteTokenizer()("née")
+        {'input_ids': [110, 195, 169, 101]}
+        """
+        return {"input_ids": self.encode(text) if isinstance(text, str) else [self.encode(one) for one in text]}
+
+
+class ByteTokenizer(_Call):
     """The 256 bytes of UTF-8, and 256 for the end of a text.
 
     >>> tokenizer = ByteTokenizer()
@@ -118,7 +133,7 @@ class ByteTokenizer:
             file.write(_bytes_as_json())
 
 
-class SubwordTokenizer:
+class SubwordTokenizer(_Call):
     """A tokenizer of the `tokenizers` library.
 
     Parameters

@@ -37,7 +37,7 @@ class JoinedDecoder:
 
     def begin_after(self, count: int) -> None:
         """Let `count` tokens have come, of one text: random ones, since time does not depend on them."""
-        c = self.model.tmm_config
+        c = self.model.config
         for name in self.filters:
             self.histories[name] = [torch.randn(1, count, c.d_model // c.heads) for _ in range(c.heads)]
 
@@ -81,7 +81,7 @@ class Text:
 
     def mix_to(self, position: int) -> None:
         """Let the layers' products alone take random tokens up to a position."""
-        rows = torch.randn(64, 1, self.model.tmm_config.d_model).unbind()
+        rows = torch.randn(64, 1, self.model.config.d_model).unbind()
         while self.state.position < position:
             self.mix(*rows[: position - self.state.position])
 

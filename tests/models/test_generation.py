@@ -150,7 +150,7 @@ def test_each_row_ends_after_its_stop_token(framework):
     options = {"temperature": 1.5, "seed": 3}
     free = model.generate(prompt, 30, **options)
     stop = int(free[0, 4])
-    ended = model.generate(prompt, 30, stop_token=stop, **options)
+    ended = model.generate(prompt, 30, eos_token_id=stop, **options)
     ends = []
     for row, alone in zip(ended, free, strict=True):
         hits = np.flatnonzero(alone[2:] == stop)
@@ -191,10 +191,10 @@ def test_rows_that_have_ended_do_not_fill_the_context_of_others(framework):
     mask = np.ones_like(ids)
     mask[1, :9] = 0
     stop = int(model.generate(ids[0], 1, temperature=0)[-1])
-    alone = model.generate(ids[1, 9:], 11, temperature=0, stop_token=stop)
+    alone = model.generate(ids[1, 9:], 11, temperature=0, eos_token_id=stop)
     count = len(alone) - 2
     assert count > 3, "the test would show nothing"
-    together = model.generate(ids, count, mask, temperature=0, stop_token=stop)
+    together = model.generate(ids, count, mask, temperature=0, eos_token_id=stop)
     assert np.array_equal(together[1, 11:], alone[2:])
     assert (together[0, 11:] == stop).all()
 
@@ -220,7 +220,7 @@ def test_logits_that_are_not_finite_are_refused(framework):
         ((1, 3), {"top_p": 0.0}, "0 < top_p <= 1"),
         ((1, 3), {"top_p": 1.5}, "0 < top_p <= 1"),
         ((1, 3), {"top_k": 0}, "top_k >= 1"),
-        ((1, 3), {"stop_token": 11}, "stop_token 11 is outside the vocabulary of 11"),
+        ((1, 3), {"eos_token_id": 11}, "eos_token_id 11 is outside the vocabulary of 11"),
         ((1, 3), {"mask": np.asarray([[1, 0, 1]])}, "attention_mask has a hole"),
         ((1, 3), {"mask": np.ones((1, 2), int)}, "must have the shape of input_ids"),
     ],

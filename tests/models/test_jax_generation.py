@@ -202,13 +202,13 @@ def test_texts_are_written_in_the_precision_asked_for():
 
 
 def test_tokens_are_drawn_as_their_probabilities_say():
-    sampling = jax_sampling.StaticSampling(greedy=False, top_k=3, nucleus=True, stop_token=None)
+    sampling = jax_sampling.StaticSampling(greedy=False, top_k=3, nucleus=True, eos_token_id=None)
     p = np.asarray([0.1, 0.4, 0.05, 0.25, 0.2])
     logits = jnp.asarray(np.log(p)[None].repeat(4000, 0) * 2)
     chance = jnp.asarray((np.arange(4000) + 0.5) / 4000)
     drawn = np.asarray(jax_sampling.sample(logits, chance, jnp.asarray([2.0, 0.7]), sampling))
     share = np.bincount(drawn, minlength=5) / 4000
     assert share == pytest.approx([0, 0.4 / 0.65, 0, 0.25 / 0.65, 0], abs=1e-3)  # three likeliest, then 0.7 of these
-    every = jax_sampling.StaticSampling(greedy=False, top_k=None, nucleus=False, stop_token=None)
+    every = jax_sampling.StaticSampling(greedy=False, top_k=None, nucleus=False, eos_token_id=None)
     share = np.bincount(np.asarray(jax_sampling.sample(logits, chance, jnp.asarray([2.0, 1.0]), every))) / 4000
     assert share == pytest.approx(p, abs=1e-3)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,10 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.commands import REFERENCE
 from support.requirements import import_or_skip, system_or_skip
 
 from tmm_adapters.files import SUMS
-from tmm_adapters.pretrained import load_model, read_config, read_tensors, save_params, write_tensors
+from tmm_adapters.pretrained import (
+    load_model,
+    load_params,
+    read_config,
+    read_tensors,
+    save_model,
+    save_params,
+    write_tensors,
+)
+from tmm_adapters.research_code import from_research_code
 from tmm_adapters.tokenizers import ByteTokenizer
 from tmm_core import TMMConfig, lm
 
@@ -195,3 +207,87 @@ def test_written_values_are_those_that_tensors_have(tmp_path: Path) -> None:
     back = read_tensors(tmp_path / "tensors", "pt")
     for name, tensor in written.items():
         assert torch.equal(back[name], tensor.detach().to_dense().clone()), name
+
+
+# The names that users of other libraries expect
+
+
+def test_what_is_loaded_is_what_is_saved(folder: Path, tmp_path: Path, params: dict[str, np.ndarray]) -> None:
+    loaded = load_model(folder, device="cpu")
+    save_model(tmp_path / "as model", *loaded)
+    save_params(tmp_path / "as params", *load_params(folder))
+    for copy in (tmp_path / "as model", tmp_path / "as params"):
+        again, config, tokenizer = load_params(copy)
+        assert (config, tokenizer and tokenizer.fingerprint) == (CONFIG, "bytes")
+        assert all((again[name] == params[name]).all() for name in params)
+    assert loaded[0].config == CONFIG
+    import torch
+
+    with pytest.raises(TypeError, match=r"the configuration of a Linear is a NoneType, .*pass config="):
+        save_model(tmp_path / "linear", torch.nn.Linear(2, 2))
+
+
+def test_a_folder_without_tokenizer_has_none(tmp_path: Path, params: dict[str, np.ndarray]) -> None:
+    """Whatever the number of its tokens is: nobody said that they are bytes."""
+    save_params(tmp_path / "model", params, CONFIG)
+    assert load_model(tmp_path / "model", device="cpu")[1] is None
+    assert load_params(tmp_path / "model")[2] is None
+
+
+@pytest.mark.parametrize("source", sorted(REFERENCE.glob("*.safetensors")), ids=lambda path: path.stem)
+def test_models_of_the_research_code_load_without_tokenizer(source: Path, tmp_path: Path) -> None:
+    config, params = from_research_code(
+        read_tensors(source), mean="mean" in source.stem if "softplus" in source.stem else None
+    )
+    save_params(tmp_path / "model", params, config)
+    model, tokenizer = load_model(tmp_path / "model", device="cpu")
+    assert tokenizer is None
+    assert all((p == params[name]).all() for name, p in model.params().items())
+
+
+def test_loss_and_text_have_the_names_of_transformers(folder: Path) -> None:
+    import torch
+
+    model, tokenizer = load_model(folder, device="cpu")
+    ids = torch.tensor([tokenizer("some text")["input_ids"]])
+    output = model(ids, labels=ids)
+    assert output.loss is output["loss"]
+    assert output.logits.shape == (1, 9, 257)
+    with pytest.raises(AttributeError, match=r"no 'loss' among logits; give targets or labels"):
+        _ = model(ids).loss
+    greedy = model.generate(ids, 5, do_sample=False, eos_token_id=tokenizer.end_of_text)
+    assert (greedy == model.generate(ids, 5, temperature=0, eos_token_id=tokenizer.end_of_text)).all()
+
+
+# Where folders are made
+
+
+def test_a_link_that_leads_nowhere_is_said_to(tmp_path: Path, params: dict[str, np.ndarray]) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    for out in (tmp_path / "link", tmp_path / "link" / "model"):
+        with pytest.raises(FileExistsError, match=r"link is a link to nowhere, which does not exist: make that folder"):
+            save_params(out, params, CONFIG)
+    (tmp_path / "nowhere").mkdir()
+    save_params(tmp_path / "link", params, CONFIG)
+    assert (tmp_path / "link").is_symlink()
+    assert read_config(tmp_path / "nowhere") == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EROFS, "Read-only file system; nothing can be written there, so choose another place"),
+        (errno.ENOSPC, "No space left on device; make room"),
+        (errno.EACCES, "Permission denied; choose another place, or let it be written"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named_as_it_was_asked_for(
+    number: int, remedy: str, tmp_path: Path, params: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(OSError, match=rf"^cannot write {re.escape(str(tmp_path / 'model'))}: {remedy}$") as caught:
+        save_params(tmp_path / "model", params, CONFIG)
+    assert caught.value.errno == number

@@ -293,7 +293,7 @@ def test_a_model_of_filters_streams_and_generates_by_saying_what_they_are():
 
 
 def test_a_model_with_a_cache_of_its_own_generates_too():
-    text = Successor().generate(torch.tensor([[5], [2]]), 9, temperature=0, stop_token=1)
+    text = Successor().generate(torch.tensor([[5], [2]]), 9, temperature=0, eos_token_id=1)
     assert text.tolist() == [[5, 6, 0, 1, 1, 1, 1], [2, 3, 4, 5, 6, 0, 1]]
 
 

@@ -140,7 +140,7 @@ def shown_by(name: str, out: str) -> set[str]:
     if name == "index":
         found = json.loads(out)
         return {str(found.get("steps")), *map(str, found["filters"])}
-    return set(out.splitlines()[1:])
+    return set(re.findall(r"^  (.+ \d\.\d+)$", out, re.M))
 
 
 @pytest.mark.parametrize("seed", range(DAMAGES))

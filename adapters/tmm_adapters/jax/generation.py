@@ -59,11 +59,12 @@ def generate(
     max_new_tokens: int,
     *,
     attention_mask: Any = None,
+    do_sample: bool = True,
     temperature: float = 0.8,
     top_k: int | None = None,
     top_p: float = 0.95,
     seed: int = 0,
-    stop_token: int | None = None,
+    eos_token_id: int | None = None,
     on_token: Callable[[Any], None] | None = None,
     precision: Precision = "float32",
     backend: str | None = None,
@@ -106,10 +107,10 @@ def generate(
             prompt,
             config,
             max_new_tokens,
-            Sampling(temperature, top_k, top_p),
+            Sampling(temperature if do_sample else 0.0, top_k, top_p),
             attention_mask=mask,
             seed=seed,
-            stop_token=stop_token,
+            eos_token_id=eos_token_id,
             at_a_time=None if on_token is None else 1,
             precision=precision,
             backend=backend,
@@ -134,7 +135,7 @@ def new_tokens(
     *,
     attention_mask: Any = None,
     seed: int = 0,
-    stop_token: int | None = None,
+    eos_token_id: int | None = None,
     at_a_time: int | None = None,
     end_where_full: bool = False,
     precision: Precision = "float32",
@@ -144,13 +145,13 @@ def new_tokens(
 
     That many, at most `at_a_time`, are sampled without leaving the device; unless given, as many as are quickest. The
     first comes alone, as soon as it is there. With `end_where_full` the end of the position bias ends a row, as
-    `stop_token` does, and is no error.
+    `eos_token_id` does, and is no error.
     """
     check_params(params, config)
     given = {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
     batch = check_batch(given, config)
-    check_prompts(batch["input_ids"].shape, max_new_tokens, config.vocab_size, stop_token)
-    static = StaticSampling(sampling.temperature == 0, sampling.top_k, sampling.top_p < 1, stop_token)
+    check_prompts(batch["input_ids"].shape, max_new_tokens, config.vocab_size, eos_token_id)
+    static = StaticSampling(sampling.temperature == 0, sampling.top_k, sampling.top_p < 1, eos_token_id)
     parameters, key = parameters_of(sampling), key_of(seed)
     if max_new_tokens == 0:
         return
@@ -253,7 +254,7 @@ def _go_on(
     """Sample tokens from entry `at` of a leaf to `end`, or until all rows have ended; the leaf is of time `begin`."""
     whole = jax.random.fold_in(jax.random.key(key[0]), key[1])
     keys = jax.vmap(functools.partial(jax.random.fold_in, whole))(jnp.arange(state.ended.shape[0]))
-    fill = sampling.stop_token or 0
+    fill = sampling.eos_token_id or 0
 
     def more(carry: tuple[Array, LoopState]) -> Any:
         return (carry[0] < end) & ~jnp.all(carry[1].ended)
@@ -265,7 +266,7 @@ def _go_on(
         tokens = jnp.where(state.ended, fill, sample(state.logits, numbers, parameters, sampling)).astype(
             state.written.dtype
         )
-        ended = state.ended if sampling.stop_token is None else state.ended | (tokens == sampling.stop_token)
+        ended = state.ended if sampling.eos_token_id is None else state.ended | (tokens == sampling.eos_token_id)
         written = lax.dynamic_update_slice_in_dim(state.written, tokens[:, None], at, 1)
         logits, windows = plan.advance(state.windows, at, begin + at, padding, tokens)
         return at + 1, LoopState(windows, logits, ended, finite, written)

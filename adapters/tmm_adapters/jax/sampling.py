@@ -24,7 +24,7 @@ class StaticSampling(NamedTuple):
     greedy: bool
     top_k: int | None
     nucleus: bool
-    stop_token: int | None
+    eos_token_id: int | None
 
 
 @leniently

@@ -2,6 +2,16 @@
 
 from ..generation import ContextFullError
 from .model import MLP, Block, LanguageModel, TokenMixing
+from .outputs import Output
 from .streaming import stream_copy, stream_reorder
 
-__all__ = ["MLP", "Block", "ContextFullError", "LanguageModel", "TokenMixing", "stream_copy", "stream_reorder"]
+__all__ = [
+    "MLP",
+    "Block",
+    "ContextFullError",
+    "LanguageModel",
+    "Output",
+    "TokenMixing",
+    "stream_copy",
+    "stream_reorder",
+]

@@ -64,11 +64,12 @@ class TextGeneration:
         max_new_tokens: int,
         *,
         attention_mask: Tensor | None = None,
+        do_sample: bool = True,
         temperature: float = 0.8,
         top_k: int | None = None,
         top_p: float = 0.95,
         generator: torch.Generator | None = None,
-        stop_token: int | None = None,
+        eos_token_id: int | None = None,
         on_token: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         """Continue sequences, token by token.
@@ -81,12 +82,14 @@ class TextGeneration:
             At most as many tokens are added.
         attention_mask : tensor, of the shape of `input_ids`, optional
             1 for a token and 0 for padding, before the tokens or after them.
+        do_sample : bool
+            Whether tokens are sampled; the likeliest is taken each time otherwise, as with `temperature=0`.
         temperature, top_k, top_p
             As in `tmm_adapters.generation.Sampling`.
         generator : torch.Generator, optional
             The source of random numbers; torch's own by default. Each row has a generator of its own, seeded from this
             one in the order of the rows, so what is sampled for a row does not depend on the others.
-        stop_token : int, optional
+        eos_token_id : int, optional
             Ends a row, and fills it from there on; when all rows have ended, generation does.
         on_token : callable, optional
             Called at each step with the new token of each row, a tensor (b,), or () for `input_ids` of shape (n,).
@@ -118,10 +121,10 @@ class TextGeneration:
             for tokens in self.new_tokens(
                 prompt,
                 max_new_tokens,
-                Sampling(temperature, top_k, top_p),
+                Sampling(temperature if do_sample else 0.0, top_k, top_p),
                 attention_mask=mask,
                 generator=generator,
-                stop_token=stop_token,
+                eos_token_id=eos_token_id,
             ):
                 taken.append(tokens[:, None].clone())
                 if on_token is not None:
@@ -140,15 +143,15 @@ class TextGeneration:
         *,
         attention_mask: Tensor | None = None,
         generator: torch.Generator | None = None,
-        stop_token: int | None = None,
+        eos_token_id: int | None = None,
         end_where_full: bool = False,
     ) -> Iterator[Tensor]:
         """Yield the tokens, (b,) int64, by which `generate` continues (b, n) `input_ids`, each step as it is sampled.
 
-        With `end_where_full` the end of the position bias ends a row, as `stop_token` does, and is no error.
+        With `end_where_full` the end of the position bias ends a row, as `eos_token_id` does, and is no error.
         """
         input_ids, attention_mask = self.checked_tokens(input_ids, attention_mask)
-        check_prompts(tuple(input_ids.shape), max_new_tokens, self.vocab_size, stop_token)
+        check_prompts(tuple(input_ids.shape), max_new_tokens, self.vocab_size, eos_token_id)
         limit, taken = self.longest_text, [input_ids]
         rows = _Rows(self, input_ids, attention_mask)
         generators = None if sampling.temperature == 0 else RowGenerators(generator, len(input_ids), input_ids.device)
@@ -165,9 +168,9 @@ class TextGeneration:
             else:
                 logits = rows.step(taken[-1][:, 0], full)
             uniform = None if generators is None else generators.uniform(count)
-            tokens = rows.sample(logits, uniform, stop_token or 0, sampling)
-            if stop_token is not None:
-                rows.end((tokens == stop_token).cpu())
+            tokens = rows.sample(logits, uniform, eos_token_id or 0, sampling)
+            if eos_token_id is not None:
+                rows.end((tokens == eos_token_id).cpu())
             taken.append(tokens[:, None])
             yield tokens.clone()  # the caller may change it
 

@@ -22,6 +22,7 @@ from tmm_core.lm import Mix
 
 from .batches import check_tokens, targets_of
 from .generation import TextGeneration
+from .outputs import Output
 from .streaming import FilterStreaming
 
 __all__ = ["MLP", "Block", "LanguageModel", "TokenMixing"]
@@ -120,7 +121,7 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
     def __init__(self, config: TMMConfig, *, seed: int | None = 0) -> None:
         """Make the model and its initial parameters."""
         super().__init__()
-        self.tmm_config = config
+        self.config = config
         device = torch.get_default_device()
         with torch.device("meta"):  # shapes only: values come from one NumPy generator, not from torch's own
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
@@ -153,7 +154,7 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
     def params(self) -> dict[str, Any]:
         """Return copies of the parameters as NumPy arrays, for `tmm_core.lm`."""
         state = self.state_dict()
-        return {name: share(state[name].cpu(), np).copy() for name in lm.parameter_shapes(self.tmm_config)}
+        return {name: share(state[name].cpu(), np).copy() for name in lm.parameter_shapes(self.config)}
 
     def _fill(self, params: Mapping[str, Any], device: torch.device) -> None:
         tensors = {
@@ -170,7 +171,7 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
         *,
         segment_ids: Tensor | None = None,
         targets: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Output:
         """Return the logits of the next token at every position, and the loss where labels or targets are given.
 
         See `tmm_core.lm.loss` for the parameters, tensors (b, n), and what is raised; in compiled code, and on other
@@ -178,7 +179,7 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
 
         Returns
         -------
-        dict
+        Output
             `logits`, (b, n, vocab_size), and `loss`, () in float32 or above: the mean of what counts, NaN if nothing
             does.
         """
@@ -192,15 +193,15 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
         if refused is not None:
             logits = torch.where(refused[..., None], torch.nan, logits)
         if targets is None:
-            return {"logits": logits}
+            return Output(logits=logits)
         wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
         loss = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=lm.IGNORED)
-        return {"loss": loss, "logits": logits}
+        return Output(loss=loss, logits=logits)
 
     def residual_stream(self, input_ids: Tensor, documents: Tensor | None = None, *, mix: Mix | None = None) -> Tensor:
         """Return what comes out of the last block, (b, n, d), or (b, d) where `mix` takes the next of a stream."""
         x = self.embed(input_ids)  # (b, n) -> (b, n, d)
-        positions = lm.positions_of(documents, self.tmm_config)
+        positions = lm.positions_of(documents, self.config)
         for i, block in enumerate(self.blocks):
             x = block(x, documents, positions, None if mix is None else functools.partial(_of_block, mix, i))
         return cast(Tensor, x)
@@ -222,12 +223,12 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
     @property
     def vocab_size(self) -> int:
         """How many tokens there are."""
-        return self.tmm_config.vocab_size
+        return self.config.vocab_size
 
     @property
     def longest_text(self) -> float:
         """How many tokens a text can have, infinity without a position bias."""
-        return self.tmm_config.longest_text
+        return self.config.longest_text
 
 
 def _of_block(mix: Mix, i: int, name: str, x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tmm_adapters.torch.batches import check_tokens
 from tmm_adapters.torch.generation import TextGeneration
+from tmm_adapters.torch.outputs import Output
 from tmm_core import lm
 from tmm_core.errors import InputError, InputTypeError
 from tmm_core.lm import IGNORED
@@ -47,7 +48,7 @@ class CausalModel(TextGeneration, ABC):
     def decoder(self, batch_size: int, capacity: int) -> Decoder:
         """Begin to read `batch_size` texts of up to `capacity` tokens each."""
 
-    def losses(self, input_ids: Tensor, *, targets: Tensor | None, segment_ids: Tensor | None) -> dict[str, Tensor]:
+    def losses(self, input_ids: Tensor, *, targets: Tensor | None, segment_ids: Tensor | None) -> Output:
         """Return what `forward` returns: see `tmm_adapters.architecture.Architecture.torch_model`.
 
         Raises
@@ -63,10 +64,10 @@ class CausalModel(TextGeneration, ABC):
             )
         logits = self.logits(input_ids) if segment_ids is None else by_document(self.logits, input_ids, segment_ids)
         if targets is None:
-            return {"logits": logits}
+            return Output(logits=logits)
         wide = logits if logits.dtype == torch.float64 else logits.float()
         loss = F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-        return {"loss": loss, "logits": logits}
+        return Output(loss=loss, logits=logits)
 
     # One token at a time, as `tmm_adapters.torch.generation` asks for it
 

@@ -90,14 +90,14 @@ class JaxModel:
         n_tokens: int,
         sampling: Sampling,
         *,
-        stop_token: int,
+        eos_token_id: int,
         seed: int,
     ) -> Generator[list[int]]:
         """Yield up to `n_tokens` times the next token of each prompt; see `measure.Model`."""
         # What devices share whole is on the first of them, and a few sequences are not worth sharing.
         params = {name: p.addressable_data(0) for name, p in self.params.items()}
         longest = max(map(len, prompts))
-        ids = np.asarray([[stop_token] * (longest - len(row)) + list(row) for row in prompts])
+        ids = np.asarray([[eos_token_id] * (longest - len(row)) + list(row) for row in prompts])
         mask = np.asarray([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
         for tokens in self._functions.new_tokens(
             params,
@@ -107,7 +107,7 @@ class JaxModel:
             sampling=sampling,
             attention_mask=mask,
             seed=seed % (1 << 64),
-            stop_token=stop_token,
+            eos_token_id=eos_token_id,
             at_a_time=_AT_A_TIME,
             end_where_full=True,
             precision=self._precision,

@@ -60,12 +60,12 @@ class Model(Protocol):
         n_tokens: int,
         sampling: Sampling,
         *,
-        stop_token: int,
+        eos_token_id: int,
         seed: int,
     ) -> Generator[list[int]]:
         """Yield up to `n_tokens` times the next token of each prompt, as they are sampled.
 
-        A row ends with `stop_token`, or where its longest text does, and is filled with it from there on. What is
+        A row ends with `eos_token_id`, or where its longest text does, and is filled with it from there on. What is
         sampled for a row depends on the seed and on the rows before it, not on what any other holds.
         """
 
@@ -201,7 +201,7 @@ def continuations(
     rooms = [model.longest_text - len(ids) + 1 for ids in rows]  # the last token needs no place of its own
     begin = time.perf_counter()
     room = int(min(n_tokens, max(rooms)))
-    steps = model.continued(rows, room, sampling, stop_token=tokenizer.end_of_text, seed=seed)
+    steps = model.continued(rows, room, sampling, eos_token_id=tokenizer.end_of_text, seed=seed)
     waiting: list[deque[int]] = [deque() for _ in rows]
 
     def tokens_of(row: int) -> Iterator[int]:

@@ -54,13 +54,13 @@ class TorchModel:
         n_tokens: int,
         sampling: Sampling,
         *,
-        stop_token: int,
+        eos_token_id: int,
         seed: int,
     ) -> Generator[list[int]]:
         """Yield up to `n_tokens` times the next token of each prompt; see `measure.Model`."""
         device = next(self.model.parameters()).device
         longest = max(map(len, prompts))
-        ids = torch.tensor([[stop_token] * (longest - len(row)) + list(row) for row in prompts], device=device)
+        ids = torch.tensor([[eos_token_id] * (longest - len(row)) + list(row) for row in prompts], device=device)
         mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
         for tokens in self.model.new_tokens(
             ids,
@@ -68,7 +68,7 @@ class TorchModel:
             sampling=sampling,
             attention_mask=mask,
             generator=torch.Generator().manual_seed(seed),
-            stop_token=stop_token,
+            eos_token_id=eos_token_id,
             end_where_full=True,
         ):
             yield tokens.tolist()
