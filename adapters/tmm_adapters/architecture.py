@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 from tmm_core.errors import InputError, NotFoundError, UnsupportedError
 
+from .extras import how_to_install
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
@@ -245,8 +247,8 @@ def get_architecture(name: str) -> Architecture[Any]:
         found = entry.load()
     except ImportError as error:
         raise NotFoundError(
-            f"architecture {name!r} cannot be loaded from {entry.value}: {error}; "
-            "install what is missing, for example by pip install 'tmm-core[train]'"
+            f"architecture {name!r} cannot be loaded from {entry.value}: {error}"
+            + (f"; {how_to_install(error.name)}" if isinstance(error, ModuleNotFoundError) and error.name else "")
         ) from error
     if not (isinstance(found, type) and issubclass(found, Architecture) and found().name == name):
         raise NotFoundError(f"architecture {name!r} cannot be used: {entry.value} is no Architecture of that name")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from tmm_core.errors import InputError, NotFoundError
 
+from .extras import how_to_install
+
 if TYPE_CHECKING:
     import jax
     import torch
@@ -29,7 +31,7 @@ def torch_device(name: str) -> torch.device:
         import torch
     except ImportError as error:
         raise NotFoundError(
-            "PyTorch is not installed: pip install 'tmm-core[train]', or compute in JAX, where load_params and "
+            f"PyTorch is not installed: {how_to_install('torch')}, or compute in JAX, where load_params and "
             "tmm_adapters.jax.from_params give a model"
         ) from error
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}

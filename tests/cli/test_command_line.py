@@ -110,7 +110,7 @@ def test_a_bug_on_a_full_disk_is_told_all_the_same(
         (OSError(28, "No space left on device"), 1, "No space left"),
         (MemoryError(), 1, "out of memory: try a smaller --batch"),
         (torch.OutOfMemoryError("CUDA out of memory"), 1, "out of memory: try a smaller --batch"),
-        (ModuleNotFoundError("No module named 'rich'", name="rich"), 1, "pip install 'tmm-core[train]', or"),
+        (ModuleNotFoundError("No module named 'rich'", name="rich"), 1, "pip install 'tmm-core[train]' or"),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -25,7 +25,6 @@ from tmm_lab.training.options import TrainingOptions
     ("options", "message"),
     [
         ({"compile": True}, "--compile is PyTorch's, and JAX always compiles: leave it out"),
-        ({"report_to": "wandb"}, "--report-to wandb is for PyTorch"),
         ({"device": "cuda"}, "device 'cuda' is not available to JAX"),
         ({"device": "mps"}, "device 'mps' is not available to JAX"),
     ],

@@ -30,6 +30,7 @@ from tmm_lab.evaluation.measure import Batch
 from tmm_lab.evaluation.torch_model import TorchModel
 from tmm_lab.training.runs import Run
 from tmm_lab.training.schedule import learning_rate_factor
+from tmm_lab.training.torch.trainer import TorchTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -145,6 +146,29 @@ def test_sigterm_ends_with_143(arguments: Arguments, tmp_path: Path, monkeypatch
     signal_at(monkeypatch, step=2, number=signal.SIGTERM)
     assert main(arguments("torch", tmp_path / "run")) == 143
     assert newest_intact(tmp_path / "run" / "checkpoints")[0] is not None
+
+
+@pytest.mark.parametrize("place", ["__init__", "step"])
+def test_a_stop_before_the_first_step_is_compiled_does_not_wait_for_it(
+    place: str,
+    arguments: Arguments,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """PyTorch's compiler waits for ever for processes that the same signal has ended."""
+    original = getattr(TorchTrainer, place)
+
+    def signalled(*args: object, **kwargs: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert place == "__init__", "the step waits for a compiler that is gone"
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(TorchTrainer, place, signalled)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments("torch", out := tmp_path / "run", "--compile"))
+    assert ended.value.code == 143
+    assert f"stopped before the first step was compiled; to go on: tmm train --resume {out}" in capsys.readouterr().out
 
 
 def test_a_run_that_missed_only_its_end_is_finished(finished: Path, tmp_path: Path) -> None:

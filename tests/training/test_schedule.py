@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tmm_lab.training.options import TrainingOptions
+from tmm_lab.training.runs import Run
 from tmm_lab.training.schedule import Revision, Schedule, learning_rate_factor
 
 
@@ -20,6 +23,19 @@ def test_the_learning_rate_rises_and_falls_to_zero() -> None:
     assert 0 < factors[-1] < 1e-3
     assert [learning_rate_factor(s, None, 10) for s in (0, 9, 10, 10**6)] == [1 / 11, 10 / 11, 1.0, 1.0]
     assert max(learning_rate_factor(s, 8, 1000) for s in range(8)) == 1.0, "a warm-up ends within a short run"
+
+
+@pytest.mark.parametrize("steps", [1, 4, 20, 33, 1000])
+@pytest.mark.parametrize("wanted", [None, 3])
+def test_evaluations_are_some_steps_apart_unless_their_number_is_given(steps: int, wanted: int | None) -> None:
+    schedule = Run(Path(), {"plan": [], "steps": steps}).schedule(TrainingOptions(steps=steps, evaluations=wanted))
+    due = [0, *(step for step in range(1, steps + 1) if schedule.evaluation_is_due(step))]
+    assert due[-1] == steps
+    if wanted is None:
+        assert len(due) - 1 == max(1, min(10, steps // 5))
+        assert min(b - a for a, b in itertools.pairwise(due)) >= min(5, steps)
+    else:
+        assert len(due) - 1 == min(wanted, steps)
 
 
 @pytest.mark.parametrize(("total", "evaluations"), [(100, 10), (7, 10), (1, 1), (95, 4), (12, 3), (2**31 - 1, 7)])

@@ -30,7 +30,7 @@ from tmm_lab.evaluation.torch_model import TorchModel
 from tmm_lab.training.options import TrainingOptions
 from tmm_lab.training.runs import Run
 from tmm_lab.training.torch import state as torch_state
-from tmm_lab.training.torch.runtime import TorchRuntime, make_runtime, settings
+from tmm_lab.training.torch.runtime import TorchRuntime, settings
 from tmm_lab.training.torch.trainer import make_optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -147,55 +147,6 @@ def test_only_linear_maps_decay() -> None:
     expected = {*(f"blocks.0.{name}.weight" for name in projections), "unembed.weight"}
     assert {names[id(p)] for p in decayed["params"]} == expected
     assert {names[id(p)] for p in others["params"]} == set(names.values()) - expected - {"blocks.0.mix.lags"}
-
-
-def test_services_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, message in (("abacus", "there is no such service"), ("wandb", "its library is not installed")):
-        with pytest.raises(ValueError, match=rf"--report-to {name} is not available, {message}: (choose|install)"):
-            make_runtime(TrainingOptions(device="cpu", report_to=name))
-
-
-def test_services_follow_a_run(
-    arguments: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one of accelerate's own kind, as none of its services is installed here."""
-    from accelerate import tracking
-
-    told: list[tuple[str, object]] = []
-
-    class Tracker(tracking.GeneralTracker):  # type: ignore[misc]
-        name, requires_logging_directory = "abacus", True
-
-        def __init__(self, run_name: str, logging_dir: str, **kwargs: object) -> None:
-            super().__init__()
-            told.append(("dir", logging_dir))
-
-        @property
-        def tracker(self) -> None:
-            return None
-
-        def store_init_configuration(self, values: dict[str, object]) -> None:
-            told.append(("config", values))
-
-        def log(self, values: dict[str, float], step: int | None = None, **kwargs: object) -> None:
-            told.append(("log", (step, values.keys())))
-
-        def finish(self) -> None:
-            told.append(("finish", None))
-
-    monkeypatch.setattr("tmm_lab.training.torch.runtime.get_available_trackers", lambda: ["abacus"])
-    monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["abacus"])
-    monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "abacus", Tracker)
-    monkeypatch.setattr("accelerate.accelerator.filter_trackers", lambda log_with, logging_dir: log_with)
-    out = tmp_path / "run"
-    assert main(arguments("torch", out, "--report-to", "abacus", "--steps", "2", "--evaluations", "1")) == 0
-    kinds = [kind for kind, _ in told]
-    assert kinds == ["dir", "config", "log", "log", "log", "finish"]
-    assert told[0][1] == str(out)
-    config = told[1][1]
-    assert isinstance(config, dict)
-    assert (config["d_model"], config["steps"], config["model_type"]) == (8, 2, "tmm")
-    assert told[4][1] == (2, recorded_keys := {"eval_bits_per_byte", "tokens", "epoch"}), recorded_keys
 
 
 @pytest.mark.slow

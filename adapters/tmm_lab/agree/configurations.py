@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from tmm_adapters.extras import how_to_install
 from tmm_core import get_backend, registered_backends
 from tmm_core.errors import NotFoundError
 from tmm_core.testing.libraries import get_library
@@ -77,5 +78,5 @@ def _missing(configuration: Configuration) -> str | None:
     except LookupError as error:
         return str(error)
     if configuration.library == "jax" and not find_spec("optax"):
-        return "training needs optax: pip install 'tmm-core[train-jax]'"
+        return f"training needs optax: {how_to_install('optax')}"
     return None

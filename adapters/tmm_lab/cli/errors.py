@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
 
+from tmm_adapters.extras import how_to_install
 from tmm_core.errors import TMMError
 
 __all__ = ["report_error"]
@@ -31,7 +32,7 @@ def report_error(error: Exception, command: Sequence[str]) -> int:
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # PyTorch's
         text = f"out of memory: try a smaller --batch, --max-len or model ({_first_line(error)})"
     elif isinstance(error, ImportError) and (error.name or "").split(".")[0] not in _OURS:
-        text = f"{error}: install what is missing, pip install 'tmm-core[train]', or 'tmm-core[train-jax]' for JAX"
+        text = f"{error}: {how_to_install(error.name)}" if error.name else str(error)
     else:
         text = (
             f"this is a bug in tmm-core {version('tmm-core')}, not a mistake of yours ({type(error).__name__}: "

@@ -30,6 +30,7 @@ from ..training.loop import DivergedError
 from ..training.options import TrainingOptions
 from ..training.preparation import description_of
 from ..training.runs import Run
+from ..training.schedule import spread
 from .entries import collected
 from .folder import Folder
 from .length import EVALUATIONS, RATES, TimeLeft, expected_seconds, kinds, steps_in
@@ -205,7 +206,7 @@ class _Comparison:
             framework="torch",
             device=self._options.device,
             backend=self._options.backend,
-            evaluations=EVALUATIONS,
+            evaluations=spread(EVALUATIONS, steps),
         )
         description = description_of(
             preset="default", config=config, vocab_given=True, data=self._folder.source, options=options, start=None

@@ -13,6 +13,7 @@ from tmm_core.errors import InputError
 from ..evaluation.accounts import Speeds
 from ..training.display import duration
 from ..training.reporter import FINAL_SAMPLE_TOKENS, SAMPLE_TOKENS
+from ..training.schedule import spread
 from .options import ComparisonOptions
 
 __all__ = ["EVALUATIONS", "FEWEST_STEPS", "RATES", "TimeLeft", "expected_seconds", "rate_steps", "steps_in"]
@@ -20,7 +21,7 @@ __all__ = ["EVALUATIONS", "FEWEST_STEPS", "RATES", "TimeLeft", "expected_seconds
 RATES = (0.0015, 0.003, 0.006)
 """Learning rates tried for each model, at 128 channels; others go with 1 / width, as Adam's steps do."""
 EVALUATIONS = 5
-"""Of each run."""
+"""Of each run that is long enough."""
 FEWEST_STEPS = 20
 
 
@@ -36,10 +37,11 @@ def expected_seconds(
     seconds = {}
     for label, speed in speeds.items():
         evaluation = 2 * held_out_tokens / speed.prefill  # each token is read twice
-        written = (EVALUATIONS * SAMPLE_TOKENS + FINAL_SAMPLE_TOKENS) * options.batch / speed.decoding
         for kind, length in kinds(options, steps).items():
             training = length * options.batch * options.max_len / speed.training
-            seconds[label, kind] = training + EVALUATIONS * evaluation + written
+            evaluations = spread(EVALUATIONS, length)
+            written = (evaluations * SAMPLE_TOKENS + FINAL_SAMPLE_TOKENS) * options.batch / speed.decoding
+            seconds[label, kind] = training + evaluations * evaluation + written
     return seconds
 
 

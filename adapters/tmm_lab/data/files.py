@@ -199,7 +199,7 @@ def _decompressed(
 
 
 def _zstandard() -> tuple[Callable[[], _Decompressor], type[Exception]]:
-    library = optional_library("zstandard", "files that end in .zst", "texts")
+    library = optional_library("zstandard", "files that end in .zst")
     # Collections are compressed with windows of up to 2 GiB (zstd --long=31).
     return library.ZstdDecompressor(max_window_size=1 << 31).decompressobj, library.ZstdError
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+from tmm_adapters.extras import how_to_install
 from tmm_core.errors import InputError, NotFoundError
 
 __all__ = ["dataset_documents", "json_rows", "optional_library", "parquet_rows", "texts_of"]
@@ -46,7 +47,7 @@ def json_rows(lines: Iterable[str], source: str) -> Iterator[Any]:
 
 def parquet_rows(file: BinaryIO, field: str, source: str) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a Parquet file, of their columns only `field` where there is one."""
-    parquet = optional_library("pyarrow.parquet", "Parquet files", "texts")
+    parquet = optional_library("pyarrow.parquet", "Parquet files")
     try:
         table = parquet.ParquetFile(file)
         columns = [field] if field in table.schema_arrow.names else None
@@ -88,12 +89,12 @@ def dataset_documents(
     ConnectionError
         If the data set cannot be opened, for want of a network or because there is none of this name.
     """
-    datasets = optional_library("datasets", "data sets", "hub")
+    datasets = optional_library("datasets", "data sets")
     documents = texts_of(_rows(datasets, name, subset, split), field, f"data set {name!r}")
     return itertools.islice(_up_to(documents, max_bytes), max_documents)
 
 
-def optional_library(name: str, wanted: str, extra: str) -> Any:
+def optional_library(name: str, wanted: str) -> Any:
     """Return a library that only some texts need.
 
     Raises
@@ -105,8 +106,7 @@ def optional_library(name: str, wanted: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise NotFoundError(
-            f"{wanted} need the library {name.partition('.')[0]!r}, which is not installed: "
-            f"pip install 'tmm-core[{extra}]'"
+            f"{wanted} need the library {name.partition('.')[0]!r}, which is not installed: {how_to_install(name)}"
         ) from error
 
 

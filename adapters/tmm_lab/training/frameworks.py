@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from tmm_adapters.architecture import Framework, get_architecture
+from tmm_adapters.extras import how_to_install
 from tmm_core.errors import InputError, NotFoundError
 
 from ..progress import waiting
@@ -27,10 +28,10 @@ __all__ = ["Runtime", "Trainer", "choose", "load", "open_model"]
 
 T = TypeVar("T")
 
-# By name: what a model needs, what training needs besides, and the extra that brings both.
-FRAMEWORKS: dict[Framework, tuple[tuple[str, ...], tuple[str, ...], str]] = {
-    "torch": (("torch",), ("accelerate",), "train"),
-    "jax": (("jax", "optax"), ("orbax.checkpoint",), "train-jax"),
+# By name: what a model needs, and what training needs besides.
+FRAMEWORKS: dict[Framework, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "torch": (("torch",), ("accelerate",)),
+    "jax": (("jax", "optax"), ("orbax.checkpoint",)),
 }
 TITLES: dict[Framework, str] = {"torch": "PyTorch", "jax": "JAX"}
 
@@ -58,12 +59,6 @@ class Trainer(Protocol):
 
     def model(self) -> Model:
         """Return the model as it is now, to be measured and to write; it serves until the next step."""
-
-    def report(self, metrics: dict[str, float], step: int) -> None:
-        """Tell the services that follow the run, if any, of the metrics of a step."""
-
-    def end(self) -> None:
-        """Tell them that the run ends, and let the processes end together."""
 
 
 class Runtime(Protocol):
@@ -108,6 +103,9 @@ class Runtime(Protocol):
 
     def trainer(self, job: Job) -> Trainer:
         """Return the model of `job`, ready to be trained here."""
+
+    def end(self) -> None:
+        """Let the processes end together: one that leaves while another still talks to it is aborted."""
 
 
 class TrainingFramework(Protocol):
@@ -163,23 +161,28 @@ def choose(name: str, architecture: str, *, training: bool = False) -> Framework
     usable = [known for known in FRAMEWORKS if known in able and not missing(known, training)]
     if name == "auto":
         if not usable:
-            extras = " or ".join(f"'tmm-core[{FRAMEWORKS[known][2]}]'" for known in FRAMEWORKS if known in able)
-            raise NotFoundError(f"none of the frameworks {', '.join(able)} is installed: pip install {extras}")
+            remedies = " or ".join(how_to_install(*needed(known, training)) for known in FRAMEWORKS if known in able)
+            raise NotFoundError(f"none of the frameworks {', '.join(able)} is installed: {remedies}")
         return usable[0]
     known = cast(Framework, name)
     if known not in usable:
         instead = f", or take --framework {usable[0]}" if usable else ""
         raise NotFoundError(
             f"--framework {name} needs {', '.join(missing(known, training))}: "
-            f"pip install 'tmm-core[{FRAMEWORKS[known][2]}]'{instead}"
+            f"{how_to_install(*needed(known, training))}{instead}"
         )
     return known
 
 
 def missing(name: Framework, training: bool) -> list[str]:
     """Return the libraries that a framework needs and this Python lacks."""
-    model, more, _ = FRAMEWORKS[name]
-    return [library for library in (*model, *(more if training else ())) if not _installed(library)]
+    return [library for library in needed(name, training) if not _installed(library)]
+
+
+def needed(name: Framework, training: bool) -> tuple[str, ...]:
+    """Return the libraries that a framework needs."""
+    model, more = FRAMEWORKS[name]
+    return (*model, *(more if training else ()))
 
 
 def load(name: Framework) -> TrainingFramework:

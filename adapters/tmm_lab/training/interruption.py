@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -21,6 +23,7 @@ class Interruption:
         """Say that a request was heard, unless `silent`."""
         self.signal: int | None = None
         self._at = 0.0
+        self._at_once = False
         self._silent = silent
         self._earlier: dict[int, Any] = {}
 
@@ -36,6 +39,17 @@ class Interruption:
         143 as well where only another process of the run was signalled.
         """
         return 128 + (signal.SIGTERM if self.signal is None else self.signal)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Let a request end the process within the block, by `SystemExit`: nothing it does is worth waiting for."""
+        self._at_once = True
+        try:
+            if self.requested:
+                raise SystemExit(self.exit_code)
+            yield
+        finally:
+            self._at_once = False
 
     def __enter__(self) -> Interruption:
         """Take the signals over; only the main thread can."""
@@ -60,4 +74,7 @@ class Interruption:
         self.signal, self._at = number, now
         if not self._silent:
             # Not by print: the signal may have come in the middle of another.
-            os.write(2, b"\nstopping: finishing this step and saving (once more to stop at once)\n")
+            how = "" if self._at_once else ": finishing this step and saving (once more to stop at once)"
+            os.write(2, f"\nstopping{how}\n".encode())
+        if self._at_once:
+            raise SystemExit(self.exit_code)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,9 +20,11 @@ from .checkpoints import write_checkpoint
 from .interruption import Interruption
 from .job import Job
 from .loop_state import LoopState
+from .options import EVALUATIONS
 from .reporter import BITS, FINAL_SAMPLE_TOKENS, SAMPLE_TOKENS, Reporter
 from .schedule import Revision
 from .time_budget import Clock, TimeBudget
+from .trackers import Trackers
 
 if TYPE_CHECKING:
     from .frameworks import Runtime, Trainer
@@ -49,6 +51,8 @@ class Loop:
         Shows it.
     interruption : Interruption
         Knows whether the user wants it to end.
+    trackers : Trackers
+        Are told of the metrics.
     state : LoopState
         How far earlier sessions have come.
     clock : Clock
@@ -63,6 +67,7 @@ class Loop:
         reporter: Reporter,
         interruption: Interruption,
         *,
+        trackers: Trackers,
         state: LoopState,
         clock: Clock,
     ) -> None:
@@ -76,12 +81,13 @@ class Loop:
         self._runtime = runtime
         self._reporter = reporter
         self._interruption = interruption
+        self._trackers = trackers
         self._saved_at = time.monotonic()
         self.schedule = job.run.schedule(job.options)
         self._budget = TimeBudget(
             60 * job.options.minutes,
             clock,
-            evaluations=job.options.evaluations,
+            evaluations=job.options.evaluations or EVALUATIONS,
             windows=len(job.held_out),
             rows=samples_per_step(job, runtime),
             sample_tokens=SAMPLE_TOKENS,
@@ -116,7 +122,7 @@ class Loop:
         batch = self._batch()
         while not self.at_end:
             factor = self.schedule.factor(state.step)
-            with waiting("compiling the first step") if state.step == self._first_step else nullcontext():
+            with self._compiling() if state.step == self._first_step else nullcontext():
                 loss, grad_norm = self._trainer.step(batch, factor)
                 state.step += 1
                 state.samples_per_step = samples_per_step(self._job, self._runtime)
@@ -134,6 +140,17 @@ class Loop:
             if stop:
                 break
         return self.stop_requested()  # in the last step the signal may have come after it was asked for
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Say that the first step compiles.
+
+        PyTorch's compiler has processes of its own, and waits for ever where a signal to all of the group ended them,
+        so that a request to stop ends this one; the session has done nothing yet that could be saved.
+        """
+        ends = self._interruption.at_once() if self._options.compile else nullcontext()
+        with waiting("compiling the first step"), ends:
+            yield
 
     def stop_requested(self) -> bool:
         """Return whether any process was signalled to stop: they stop after the same step, so all of them must ask."""
@@ -198,7 +215,7 @@ class Loop:
             self._job.run.record({"step": state.step, "time": round(time.time(), 2), **metrics})
         state.records += 1
         self._reporter.metrics(metrics)
-        self._trainer.report(metrics, state.step)
+        self._trackers.report(metrics, state.step)
 
     def evaluate(self) -> bool:
         """Measure the held-out bits per byte, each held-out byte once; record and show them, with a sample.

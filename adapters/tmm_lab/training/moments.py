@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tmm_adapters.extras import how_to_install
 from tmm_adapters.pretrained import read_tensors
 from tmm_core.errors import InputError, MissingFileError, NotFoundError
 
@@ -83,7 +84,7 @@ def _of_jax(folder: Path) -> Moments:
     except ImportError as error:
         raise NotFoundError(
             f"{folder} was written by JAX, and to read it needs {error.name}: "
-            "pip install 'tmm-core[train-jax]', or go on with --framework jax where that is installed"
+            f"{how_to_install('jax', 'orbax.checkpoint')}, or go on with --framework jax where that is installed"
         ) from error
     state = read_state(folder)
     return Moments(state["mu"], state["nu"], int(state["step"]))

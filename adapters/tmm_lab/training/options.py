@@ -8,7 +8,10 @@ from typing import Annotated, Literal
 from tmm_core.errors import InputError
 from tmm_core.fields import Bounds, Configuration, Count, Size
 
-__all__ = ["MANY_STEPS", "TrainingOptions"]
+__all__ = ["EVALUATIONS", "MANY_STEPS", "TrainingOptions"]
+
+EVALUATIONS = 10
+"""Of a run, where it is long enough."""
 
 MANY_STEPS = 1 << 31
 """More steps than any run has."""
@@ -55,9 +58,10 @@ class TrainingOptions(Configuration):
     """Backend of the Toeplitz products (see `tmm backends`); by default that of TMM_BACKEND, else the fastest."""
     compile: bool = False
     """Compile the model with torch.compile; JAX always compiles."""
-    evaluations: Count = 10
-    """Evaluations of the held-out text, evenly over the run; the last one is at its end. Where minutes are given, those
-    before it measure a part of the text, and there are fewer if they would take more than a tenth of the time."""
+    evaluations: Count | None = None
+    """Evaluations of the held-out text, evenly over the run; the last one is at its end. By default ten, or fewer where
+    they would be less than five steps apart. Where minutes are given, those before the last measure a part of the
+    text, and there are fewer if they would take more than a tenth of the time."""
     log_every: Count = 10
     """Steps between two records of the loss."""
     checkpoint_steps: Count = 100

@@ -37,8 +37,8 @@ from tmm_core.errors import ExistingFileError, InputError, MissingFileError
 
 from ..data.config import DataConfig
 from .loop_state import LoopState
-from .options import TrainingOptions
-from .schedule import Revision, Schedule
+from .options import EVALUATIONS, TrainingOptions
+from .schedule import Revision, Schedule, spread
 
 __all__ = ["ParsedRun", "Run", "require_new"]
 
@@ -251,7 +251,8 @@ class Run:
         """Return the learning rate and the evaluations of the run, as far as they are decided."""
         plan = [Revision(*revision) for revision in self.description["plan"]]
         if options.steps is not None:
-            plan = [Revision(0, self.description["steps"] or options.steps, options.evaluations)]
+            steps = self.description["steps"] or options.steps
+            plan = [Revision(0, steps, options.evaluations or spread(EVALUATIONS, steps))]
         return Schedule(plan, options.warmup)
 
     def go_back_to(self, state: LoopState) -> None:

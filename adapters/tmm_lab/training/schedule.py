@@ -7,8 +7,9 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Revision", "Schedule", "learning_rate_factor"]
+__all__ = ["Revision", "Schedule", "learning_rate_factor", "spread"]
 
+_APART = 5  # steps from one evaluation to the next
 _ROUNDING = 1e-12  # of positions, as a share of the schedule
 
 
@@ -37,6 +38,17 @@ def learning_rate_factor(step: float, total: int | None, warmup: int) -> float:
         return 1.0
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
     return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def spread(evaluations: int, steps: int) -> int:
+    """Return how many of so many evaluations there may be in a run, so that each has some steps to tell of.
+
+    Examples
+    --------
+    >>> [spread(10, steps) for steps in (1, 20, 1000)]
+    [1, 4, 10]
+    """
+    return max(1, min(evaluations, steps // _APART))
 
 
 class Revision(NamedTuple):

@@ -32,6 +32,7 @@ from .reporter import BITS, FINAL_SAMPLE_TOKENS, Reporter, resume_command
 from .resources import peak_memory
 from .runs import Run
 from .time_budget import Clock
+from .trackers import Trackers, check_trackers
 
 __all__ = ["begin", "resume", "with_defaults"]
 
@@ -189,6 +190,7 @@ def _lengthen(run: Run, checkpoint: Path | None, options: TrainingOptions) -> No
 @contextlib.contextmanager
 def _settings(framework: TrainingFramework, options: TrainingOptions) -> Iterator[None]:
     """Let the options decide how the block computes, whatever the environment says."""
+    check_trackers(options.report_to)
     with framework.settings(options), contextlib.ExitStack() as stack:
         if options.backend is not None:
             stack.enter_context(use_backend(options.backend))
@@ -214,20 +216,34 @@ def _train(
         reporter = Reporter(job, display)
         reporter.header(runtime, state, samples_per_step(job, runtime))
         runtime.in_first_process(lambda: _take_up(run, state))
-        loop = Loop(job, trainer, runtime, reporter, interruption, state=state, clock=clock or Clock(state.seconds))
+        trackers = Trackers(job, on=runtime.first)
+        loop = Loop(
+            job,
+            trainer,
+            runtime,
+            reporter,
+            interruption,
+            trackers=trackers,
+            state=state,
+            clock=clock or Clock(state.seconds),
+        )
         if checkpoint is not None:
             trainer.load(checkpoint, optimizer=not loop.at_end)
         elif run.description["start"] is not None:
             trainer.load(run.initial, optimizer=False)
         try:
             stopped = loop.run()
+        except SystemExit:
+            display.note(f"stopped before the first step was compiled; to go on: {resume_command(run)}")
+            raise
         finally:
             display.stop()
         if stopped:
             display.note(f"saved after step {state.step}; to go on: {resume_command(run)}")
         elif runtime.first:
             _finish(job, trainer, loop, reporter, memory=peak_memory() + runtime.device_memory())
-        trainer.end()
+        trackers.end()
+        runtime.end()
     return interruption.exit_code if stopped else 0  # a signal while the results were written came too late
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .schedule import Revision
+from .schedule import Revision, spread
 
 __all__ = ["Clock", "TimeBudget"]
 
@@ -131,6 +131,7 @@ class TimeBudget:
         left = self.left - self._end(last_every)
         until = left - min(_MARGIN * self._seconds, 0.5 * left)
         total = step + max(int(left > self._step), int(until * (1 - _OTHERS) / self._step))
+        evaluations = spread(evaluations, total)
         if last is not None:
             wrong = abs(total - last.total) > max(1, _TOLERANCE * (last.total - step))
             over = total == step < last.total

@@ -51,10 +51,6 @@ def make_runtime(options: TrainingOptions) -> JaxRuntime:
     """
     if options.compile:
         raise InputError("--compile is PyTorch's, and JAX always compiles: leave it out, or undo it by --no-compile")
-    if options.report_to.strip() not in ("", "none"):
-        raise InputError(
-            f"--report-to {options.report_to} is for PyTorch: take --report-to none, and read metrics.jsonl of the run"
-        )
     if launched() and os.environ["WORLD_SIZE"] != "1":
         raise InputError("torchrun is for PyTorch: one process of JAX trains on all devices, so start tmm without it")
     return JaxRuntime(jax_devices(options.device), options.precision)
@@ -100,3 +96,6 @@ class JaxRuntime:
     def trainer(self, job: Job) -> JaxTrainer:
         """Return the model of `job`."""
         return JaxTrainer(job, self._devices)
+
+    def end(self) -> None:
+        """Do nothing: there is one process."""

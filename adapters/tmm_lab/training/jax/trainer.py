@@ -89,12 +89,6 @@ class JaxTrainer:
         precision = self.job.options.precision
         return JaxModel(self._params, self.job.config, rows=rows, precision=precision, mesh=self._mesh)
 
-    def report(self, metrics: dict[str, float], step: int) -> None:
-        """Do nothing: no service follows the run."""
-
-    def end(self) -> None:
-        """Do nothing: there is one process, and no service follows the run."""
-
     def _placed(self, params: dict[str, Any]) -> dict[str, Array]:
         """Return parameters, or what is kept for each, on every device."""
         if self._mesh is None:

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.state import AcceleratorState, GradientState  # type: ignore[import-untyped]
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers  # type: ignore[import-untyped]
 
 from tmm_adapters.devices import torch_device
 from tmm_adapters.words import counted
@@ -69,10 +68,9 @@ def make_runtime(options: TrainingOptions) -> TorchRuntime:
     Raises
     ------
     ValueError
-        If the device, or a service to report to, is not available.
+        If the device is not available.
     """
     device = torch_device(options.device)
-    services = _services(options.report_to)
     # What it remembers of an earlier run in this process, such as its precision, is not that of this one.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -81,7 +79,6 @@ def make_runtime(options: TrainingOptions) -> TorchRuntime:
         mixed_precision="bf16" if options.precision == "bfloat16" else "no",
         gradient_accumulation_steps=options.accumulate,
         dynamo_backend="inductor" if options.compile else "no",
-        log_with=services or None,
     )
     return TorchRuntime(accelerator)
 
@@ -156,14 +153,6 @@ class TorchRuntime:
         """Return the model of `job`."""
         return TorchTrainer(job, self._accelerator)
 
-
-def _services(report_to: str) -> list[str]:
-    """Return the services to report to, all known to accelerate and installed."""
-    names = [name.strip() for name in report_to.split(",") if name.strip() not in ("", "none")]
-    known = [str(name) for name in get_available_trackers()]
-    for name in names:
-        if name not in known:
-            reason = "its library is not installed" if name in LOGGER_TYPE_TO_CLASS else "there is no such service"
-            remedy = f"choose from {', '.join(known)}" if known else "install it, such as by pip install tensorboard"
-            raise InputError(f"--report-to {name} is not available, {reason}: {remedy}")
-    return names
+    def end(self) -> None:
+        """Wait for the other processes."""
+        self._accelerator.wait_for_everyone()

@@ -1,4 +1,4 @@
-"""A model in training in PyTorch: its steps and its state; devices, precision and services are accelerate's."""
+"""A model in training in PyTorch: its steps and its state; devices and precision are accelerate's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from tmm_adapters.architecture import config_to_dict
 from tmm_adapters.pretrained import WEIGHTS, read_tensors, write_model
 from tmm_core.errors import InputError
 
@@ -32,7 +31,7 @@ class TorchTrainer:
     job : Job
         What to train, on what, and where it is kept.
     accelerator : Accelerator
-        The devices, processes, precision and services.
+        The devices, processes and precision.
     """
 
     def __init__(self, job: Job, accelerator: Accelerator) -> None:
@@ -43,9 +42,6 @@ class TorchTrainer:
         self._model = job.architecture.torch_model(job.config, seed=job.options.seed).to(accelerator.device)
         self._optimizer = make_optimizer(job, self._model)
         self._prepared = accelerator.prepare(self._model)
-        if accelerator.log_with:
-            accelerator.project_configuration.set_directories(str(job.run.folder))
-            accelerator.init_trackers("tmm", {**job.options.to_dict(), **config_to_dict(job.config)})
 
     def step(self, batch: Batch, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on a batch of (accumulate, rows, context), at this share of the peak learning rate."""
@@ -96,18 +92,6 @@ class TorchTrainer:
     def model(self) -> TorchModel:
         """Return the model as it is now, to be measured and to write."""
         return TorchModel(self._model, self.job.config)
-
-    def report(self, metrics: dict[str, float], step: int) -> None:
-        """Tell the services that follow the run."""
-        self._accelerator.log(metrics, step=step)
-
-    def end(self) -> None:
-        """Tell them that the run ends, and let the processes end together.
-
-        One that leaves while another still talks to it is aborted.
-        """
-        self._accelerator.wait_for_everyone()
-        self._accelerator.end_training()
 
 
 def make_optimizer(job: Job, model: torch.nn.Module) -> torch.optim.AdamW:
