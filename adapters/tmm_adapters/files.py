@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -31,6 +32,7 @@ __all__ = [
     "damage",
     "digest",
     "discard",
+    "locked",
     "open_to_read",
     "require_empty",
     "sweep",
@@ -148,6 +150,39 @@ def sweep(folder: Path) -> None:
         for path in place.iterdir() if place.is_dir() else ():
             if _HALF_WRITTEN.fullmatch(path.name):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def locked(folder: Path, busy: str) -> Iterator[bool]:
+    """Keep a folder to this process while the block lasts; the system sees to it that no kill leaves it locked.
+
+    Yields
+    ------
+    bool
+        Whether it is: Windows, and some file systems of networks, cannot lock a folder.
+
+    Raises
+    ------
+    ValueError
+        If another process has locked it; the message is `busy`.
+    """
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(busy) from error
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
 
 
 # What was written is what is read

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from support.training_runs import signal_at
 
 from tmm_lab.compare.comparison import InterruptedRun, compare
 from tmm_lab.compare.options import Arm, ComparisonOptions
-from tmm_lab.compare.results import read_results, table
+from tmm_lab.compare.results import table
 from tmm_lab.data.config import DataConfig
 from tmm_lab.training.runs import Run
 
@@ -94,11 +96,25 @@ def test_a_comparison_that_has_ended_is_not_computed_again(whole, data):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_results_are_read_as_they_were_written(whole):
+def test_results_are_written_as_data_table_and_picture(whole):
     folder, results = whole
-    assert read_results(folder / "results.json") == results
+    values = json.loads((folder / "results.json").read_text())
+    assert values["verdict"] == results.verdict
+    assert [entry["curves"][0]["bits_per_byte"][-1] for entry in values["entries"]] == [
+        entry.final[0] for entry in results.entries
+    ]
     assert table(results) in (folder / "comparison.md").read_text()
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_documents_cost_is_read_as_it_was_written(whole, data, tmp_path):
+    folder = shutil.copytree(whole[0], tmp_path / "copy", symlinks=True)
+    path = folder / "runs" / "tmm-seed-0" / "documents.npy"
+    damaged = bytearray(path.read_bytes())
+    damaged[-3] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"documents.npy is damaged: its checksum"):
+        compare(folder, ARMS, OPTIONS, data)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +126,6 @@ def test_results_are_read_as_they_were_written(whole):
     ],
 )
 def test_another_comparison_does_not_go_on_in_the_folder(whole, data, changes, words):
-    import dataclasses
-
     arms = changes.get("arms", ARMS)
     options = dataclasses.replace(OPTIONS, **{k: v for k, v in changes.items() if k == "seeds"})
     source = dataclasses.replace(data, **{k: v for k, v in changes.items() if k == "held_out_bytes"})
@@ -120,8 +134,6 @@ def test_another_comparison_does_not_go_on_in_the_folder(whole, data, changes, w
 
 
 def test_minutes_that_do_not_suffice_are_refused_with_those_that_do(data, tmp_path):
-    import dataclasses
-
     options = dataclasses.replace(OPTIONS, steps=None, minutes=1e-3)
     with pytest.raises(ValueError, match=r"0.001 minutes are too few: 2 models with 2 seeds take about \d+ minutes?"):
         compare(tmp_path / "few", ARMS, options, data)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from tmm_adapters.architecture import architectures, get_architecture
 
 from ..data.config import DataConfig
+from ..tables import terminal_width
 from .fields import CommandParser, add_fields, given_fields
 
 if TYPE_CHECKING:
     from ..compare.options import Arm, ComparisonOptions
 
-__all__ = ["add_parser", "compared", "run"]
+__all__ = ["add_parser", "run", "run_comparison"]
 
 HELD_OUT_BYTES = 131_072
 
@@ -60,10 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
     for arm in arms:
         get_architecture(arm.architecture)
     folder = getattr(arguments, "out", Path("comparisons") / f"equal-{options.equal}")
-    return compared(folder, arms, options, data)
+    return run_comparison(folder, arms, options, data)
 
 
-def compared(folder: Path, arms: Sequence[Arm], options: ComparisonOptions, data: DataConfig) -> int:
+def run_comparison(folder: Path, arms: Sequence[Arm], options: ComparisonOptions, data: DataConfig) -> int:
     """Compare models in a folder, show the table, and return the exit code."""
     from ..compare.comparison import InterruptedRun, compare
     from ..compare.results import table
@@ -71,9 +72,9 @@ def compared(folder: Path, arms: Sequence[Arm], options: ComparisonOptions, data
     try:
         results = compare(folder, arms, options, data)
     except InterruptedRun as interrupted:
-        print(f"what has ended is kept in {folder}: the same command goes on")
+        print(f"finished runs are kept in {folder}: run the same command again to continue")
         return interrupted.code
-    print(f"\n{table(results)}\n\n{results.sentence}\n\npicture: {folder / 'comparison.png'}")
+    print(f"\n{table(results, width=terminal_width())}\n\n{results.sentence}\n\npicture: {folder / 'comparison.png'}")
     return 0
 
 

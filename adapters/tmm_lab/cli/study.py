@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from ..data.config import DataConfig
-from .compare import compared
+from .compare import run_comparison
 from .fields import CommandParser, add_fields, given_fields
 
 __all__ = ["add_parser", "run"]
@@ -45,4 +45,4 @@ def run(arguments: argparse.Namespace) -> int:
     data = DataConfig(**{"held_out_bytes": efficiency.HELD_OUT_BYTES, **given_fields(arguments, DataConfig)})
     data.check_files()
     folder = getattr(arguments, "out", Path("studies") / f"efficiency-{'quick' if quick else 'full'}")
-    return compared(folder, efficiency.arms(options), options, data)
+    return run_comparison(folder, efficiency.arms(options), options, data)

@@ -17,7 +17,7 @@ from typing import Any
 
 from tmm_adapters.architecture import ModelConfig, config_from_dict, config_to_dict
 from tmm_adapters.devices import torch_device
-from tmm_adapters.files import add_sum, atomic_write, digest
+from tmm_adapters.files import atomic_write
 from tmm_adapters.words import counted
 
 from ..data.config import DataConfig
@@ -28,15 +28,14 @@ from ..training.data import Data
 from ..training.display import Silence, duration
 from ..training.loop import DivergedError
 from ..training.options import TrainingOptions
-from ..training.preparation import description_of
-from ..training.runs import Run
+from ..training.preparation import description_of, prepared_from
+from ..training.runs import DESCRIPTION, Run
 from ..training.schedule import spread
-from .entries import collected
+from .entries import collect_results
 from .folder import Folder
 from .length import EVALUATIONS, RATES, TimeLeft, expected_seconds, kinds, steps_in
-from .models import equal_models, made
-from .options import Arm, ComparisonOptions
-from .picture import draw_comparison
+from .models import build_model, equal_models
+from .options import Arm, ComparisonOptions, width_of
 from .results import Results, table, write_results
 
 __all__ = ["InterruptedRun", "compare"]
@@ -44,7 +43,6 @@ __all__ = ["InterruptedRun", "compare"]
 RATE_SEED = 9
 """Of the runs that try learning rates; their results are not used again."""
 CALIBRATION_TURNS = 20
-_DIVERGED = 99.0  # bits per byte: more than any model pays
 
 
 class InterruptedRun(Exception):
@@ -82,6 +80,8 @@ def compare(path: Path, arms: Sequence[Arm], options: ComparisonOptions, source:
     with folder.data() as data:
         results = _Comparison(folder, tuple(arms), options, data).results()
     write_results(path / "results.json", results)
+    from .picture import draw_comparison  # brings Matplotlib
+
     with atomic_write(path / "comparison.md") as file:
         file.write(f"{results.sentence}\n\n{table(results)}\n".encode())
     draw_comparison(path / "comparison.png", results)
@@ -111,7 +111,7 @@ class _Comparison:
         for seed in range(self._options.seeds):
             for arm in self._arms:
                 self._trained(arm.label, f"seed-{seed}", seed, self._rate(arm.label))
-        return collected(
+        return collect_results(
             self._folder,
             self._arms,
             self._options,
@@ -133,7 +133,7 @@ class _Comparison:
         if "speeds" not in self._folder:
             options, vocab_size = self._options, self._data.tokenizer.vocab_size
             with waiting(f"timing {len(self._configs)} models"):
-                models = {label: made(config, self._device) for label, config in self._configs.items()}
+                models = {label: build_model(config, self._device) for label, config in self._configs.items()}
                 found = speeds(models, vocab_size, batch=options.batch, n=options.max_len, turns=CALIBRATION_TURNS)
             self._folder.keep("speeds", {label: dataclasses.asdict(speed) for label, speed in found.items()})
         return {label: Speeds(**speed) for label, speed in self._folder["speeds"].items()}
@@ -147,7 +147,7 @@ class _Comparison:
 
     def _try_rates(self) -> None:
         """Train each model with each learning rate for a quarter of the steps, at a seed of its own."""
-        tried: dict[str, dict[str, float]] = self._folder.get("candidates", {})
+        tried: dict[str, dict[str, float | None]] = self._folder.get("candidates", {})
         for base in RATES:
             for arm in self._arms:
                 rate, kind = self._scaled(base, arm.label), f"rate-{base:g}"
@@ -158,22 +158,24 @@ class _Comparison:
                 try:
                     of_arm[f"{rate:g}"] = self._trained(arm.label, kind, RATE_SEED, rate)
                 except DivergedError:
-                    of_arm[f"{rate:g}"] = _DIVERGED
+                    of_arm[f"{rate:g}"] = None
                 self._folder.keep("candidates", tried)
 
     def _scaled(self, rate: float, label: str) -> float:
         """Return a learning rate at 128 channels as that of a model."""
-        return float(f"{rate * 128 / getattr(self._configs[label], 'd_model', 128):.3g}")
+        return float(f"{rate * 128 / width_of(self._configs[label]):.3g}")
 
     def _rate(self, label: str) -> float:
         """Return the learning rate with the fewest bits per byte."""
-        tried: dict[str, float] = self._folder["candidates"][label]
+        tried = {rate: bits for rate, bits in self._folder["candidates"][label].items() if bits is not None}
+        if not tried:
+            raise DivergedError(f"{label} diverged with every learning rate tried: leave it out, or make it wider")
         return float(min(tried, key=lambda rate: tried[rate]))
 
     def _trained(self, label: str, kind: str, seed: int, rate: float) -> float:
         """Return the bits per byte of a run that has ended, after what is left of it."""
         folder, name = self._folder.run(label, kind), f"{label}, {kind.replace('-', ' ')}"
-        if not (folder / "run.json").is_file():
+        if not (folder / DESCRIPTION).is_file():
             self._make_run(folder, self._configs[label], seed, rate, kinds(self._options, self._steps)[kind])
         run = Run.open(folder)
         if run.description["finished"]:
@@ -190,12 +192,6 @@ class _Comparison:
 
     def _make_run(self, folder: Path, config: ModelConfig, seed: int, rate: float, steps: int) -> None:
         """Make the folder of a run that is prepared: it reads the text of the comparison."""
-        folder.mkdir(parents=True, exist_ok=True)
-        run = Run(folder, {})
-        if not run.data.is_symlink():
-            run.data.symlink_to(Path("..") / ".." / "data", target_is_directory=True)
-        self._data.tokenizer.save(folder)
-        add_sum(run.tokenizer, digest(run.tokenizer))
         options = TrainingOptions(
             steps=steps,
             batch=self._options.batch,
@@ -211,7 +207,7 @@ class _Comparison:
         description = description_of(
             preset="default", config=config, vocab_given=True, data=self._folder.source, options=options, start=None
         )
-        run.describe(**{**description, "prepared": True, "baselines": self._folder["baselines"]})
+        prepared_from(folder, self._folder.owner, {**description, "baselines": self._folder["baselines"]})
 
 
 class _Bar(Silence):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig, config_to_dict, get_architecture
-from tmm_adapters.files import atomic_write
+from tmm_adapters.files import add_sum, atomic_write, check, digest
 from tmm_adapters.pretrained import load_model
 
 from ..bench.machine import describe
@@ -20,15 +21,15 @@ from ..training.reporter import BITS
 from ..training.runs import Run
 from .documents import document_bytes, document_nats
 from .folder import Folder
-from .models import made
+from .models import build_model
 from .options import Arm, ComparisonOptions
 from .results import Curve, Entry, Results
 from .statistics import Difference, paired_difference
 
-__all__ = ["collected"]
+__all__ = ["collect_results"]
 
 
-def collected(
+def collect_results(
     folder: Folder,
     arms: Sequence[Arm],
     options: ComparisonOptions,
@@ -69,7 +70,7 @@ def collected(
         baselines=folder["baselines"],
         machine=describe(),
         options=options.to_dict(),
-        rivals=tuple(arm.label for arm in arms[1:] if arm.rival),
+        decisive=tuple(arm.label for arm in arms[1:] if arm.decides),
         date=time.strftime("%Y-%m-%d"),
     )
 
@@ -83,6 +84,9 @@ def _document_nats(run: Run, data: Data, options: ComparisonOptions, device: str
         measured = document_nats(model.eval(), windows, data.tokenizer.end_of_text, batch=options.batch)
         with atomic_write(path) as file:
             np.save(file, measured)
+            file.flush()
+            add_sum(path, digest(Path(file.name)))
+    check(path)
     found: NDArray[np.float64] = np.load(path)
     return found
 
@@ -98,13 +102,13 @@ def _entry(
     options: ComparisonOptions,
     speeds: accounts.Speeds,
     rate: float,
-    tried: Mapping[str, float],
+    tried: Mapping[str, float | None],
     curves: tuple[Curve, ...],
     difference: Difference | None,
     device: str,
 ) -> Entry:
     """Measure what a model costs."""
-    model = made(config, device)
+    model = build_model(config, device)
     parameters = accounts.count_parameters(model, config.vocab_size)
     shape = {"batch": options.batch, "n": options.max_len}
     return Entry(
@@ -115,7 +119,7 @@ def _entry(
         parameters=parameters.total,
         parameters_without_embeddings=parameters.without_embeddings,
         flops_per_token=get_architecture(config.model_type).flops_per_token(config),
-        memory_bytes=accounts.peak_bytes(made(config, device), config.vocab_size, **shape),
+        memory_bytes=accounts.peak_bytes(build_model(config, device), config.vocab_size, **shape),
         stored_bytes_per_token=accounts.stored_bytes(model, config.vocab_size, **shape),
         cache_bytes=accounts.cache_bytes(model, config.vocab_size, n=options.max_len),
         training_rate=speeds.training,

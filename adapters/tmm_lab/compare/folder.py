@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tmm_adapters.files import atomic_write
+from tmm_adapters.files import atomic_write, locked
 from tmm_core.errors import InputError
 
 from ..data.config import DataConfig
 from ..evaluation.baselines import baseline_costs
-from ..progress import waiting
 from ..training.data import Data, open_data, prepare_data
 from ..training.runs import Run
 from .options import Arm, ComparisonOptions
@@ -51,6 +50,8 @@ class Folder:
         if len(set(labels)) < len(labels) or len(labels) < 2:
             raise InputError(f"a comparison needs two or more models of different names, and has {', '.join(labels)}")
         self.path, self.source = path, source
+        self.owner = Run(path, {})
+        """Has the text of all runs, and is none itself."""
         self._values = self._begun(
             arms=[dataclasses.asdict(arm) for arm in arms], options=options.to_dict(), data=source.to_dict()
         )
@@ -79,13 +80,11 @@ class Folder:
     @contextmanager
     def data(self) -> Iterator[Data]:
         """Give the text, prepared once; no other process works in the folder meanwhile."""
-        owner = Run(self.path, {})
-        with owner.locked():
+        with locked(self.path, f"{self.path} is in use by another comparison: let it end, or choose another --out"):
             if "baselines" in self:
-                data = open_data(owner, self.source, check=True)
+                data = open_data(self.owner, self.source, check=True)
             else:
-                with waiting(f"reading {self.source.name}"):
-                    data = prepare_data(owner, self.source)
+                data = prepare_data(self.owner, self.source)
                 self.keep("baselines", baseline_costs(data.training, data.held_out))
             yield data
 

@@ -16,12 +16,12 @@ from ..training.reporter import FINAL_SAMPLE_TOKENS, SAMPLE_TOKENS
 from ..training.schedule import spread
 from .options import ComparisonOptions
 
-__all__ = ["EVALUATIONS", "FEWEST_STEPS", "RATES", "TimeLeft", "expected_seconds", "rate_steps", "steps_in"]
+__all__ = ["EVALUATIONS", "RATES", "TimeLeft", "expected_seconds", "kinds", "steps_in"]
 
 RATES = (0.0015, 0.003, 0.006)
 """Learning rates tried for each model, at 128 channels; others go with 1 / width, as Adam's steps do."""
 EVALUATIONS = 5
-"""Of each run that is long enough."""
+"""Evaluations of each run that is long enough."""
 FEWEST_STEPS = 20
 
 
@@ -95,9 +95,11 @@ class TimeLeft:
     def timed(self, run: tuple[str, str]) -> Iterator[None]:
         """Time a run."""
         begin = time.monotonic()
-        yield
-        self._expected += self._left.pop(run)
-        self._took += time.monotonic() - begin
+        try:
+            yield
+        finally:
+            self._expected += self._left.pop(run)
+            self._took += time.monotonic() - begin
 
     def __str__(self) -> str:
         """Return both in words."""

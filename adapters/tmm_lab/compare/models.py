@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,10 +19,10 @@ from ..progress import waiting
 from .options import Arm, ComparisonOptions, Equal
 from .widths import at_cost
 
-__all__ = ["equal_models", "made"]
+__all__ = ["TOLERANCES", "build_model", "equal_models"]
 
-_TOLERANCES: dict[Equal, float] = {"parameters": 0.02, "flops": 0.02, "memory": 0.02, "seconds": 0.1}
-"""Seconds are as exact as they can be measured; what was reached stands in the results."""
+TOLERANCES: dict[Equal, float] = {"parameters": 0.02, "flops": 0.02, "memory": 0.02, "seconds": 0.1}
+"""The largest deviation from equal cost, as a share of it; seconds are as exact as they can be measured."""
 
 
 def equal_models(
@@ -53,23 +54,21 @@ def equal_models(
             config = _smallest(arm, options, vocab_size) if arm.solved else arm.config(options, vocab_size)
             if arm.solved and options.equal != "width":
                 cost = _cost(reference, options, device)
-                config = at_cost(config, cost, cost(reference), tolerance=_TOLERANCES[options.equal])
+                config = at_cost(config, cost, cost(reference), tolerance=TOLERANCES[options.equal])
             found[arm.label] = config
     return found
 
 
 def _smallest(arm: Arm, options: ComparisonOptions, vocab_size: int) -> ModelConfig:
     """Return the arm's model at the reference's width, or, where its heads forbid that, at the next one they allow."""
-    error: InputError | None = None
-    for width in range(options.d_model, 2 * options.d_model + 1):
-        try:
-            return arm.config(dataclasses.replace(options, d_model=width), vocab_size)
-        except InputError as refusal:
-            error = error or refusal
-            if options.equal == "width":
-                break
-    assert error is not None
-    raise InputError(f"{arm.label}: {error}")
+    try:
+        return arm.config(options, vocab_size)
+    except InputError as error:
+        if options.equal != "width":
+            for width in range(options.d_model + 1, 2 * options.d_model + 1):
+                with contextlib.suppress(InputError):
+                    return arm.config(dataclasses.replace(options, d_model=width), vocab_size)
+        raise InputError(f"{arm.label}: {error}") from error
 
 
 def _cost(reference: ModelConfig, options: ComparisonOptions, device: str) -> Callable[[ModelConfig], float]:
@@ -80,20 +79,20 @@ def _cost(reference: ModelConfig, options: ComparisonOptions, device: str) -> Ca
         return lambda config: get_architecture(config.model_type).flops_per_token(config)
     shape = {"batch": options.batch, "n": options.max_len}
     if options.equal == "memory":
-        return lambda config: peak_bytes(made(config, device), config.vocab_size, **shape)
+        return lambda config: peak_bytes(build_model(config, device), config.vocab_size, **shape)
     known: dict[ModelConfig, float] = {reference: 1.0}
-    theirs = TrainingStep(made(reference, device), reference.vocab_size, **shape)
+    theirs = TrainingStep(build_model(reference, device), reference.vocab_size, **shape)
 
     def seconds(config: ModelConfig) -> float:
         """Return the seconds of a training step over those of the reference, timed in turns."""
         if config not in known:
-            ours = TrainingStep(made(config, device), config.vocab_size, **shape)
+            ours = TrainingStep(build_model(config, device), config.vocab_size, **shape)
             known[config] = statistics.median(paired(ours, theirs, Schedule(seconds=0.5, turns=9)))
         return known[config]
 
     return seconds
 
 
-def made(config: ModelConfig, device: str) -> torch.nn.Module:
+def build_model(config: ModelConfig, device: str) -> torch.nn.Module:
     """Return the model of a configuration with initial parameters."""
     return get_architecture(config.model_type).torch_model(config, seed=0).to(device)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from tmm_adapters.architecture import ModelConfig, get_architecture
 from tmm_core.fields import Bounds, Configuration, Count
 
-__all__ = ["Arm", "ComparisonOptions", "Equal"]
+__all__ = ["Arm", "ComparisonOptions", "Equal", "width_of"]
 
 Equal = Literal["parameters", "flops", "width", "seconds", "memory"]
 
@@ -52,7 +52,7 @@ class Arm:
     """What differs from the default preset."""
     solved: bool = True
     """Whether its width is found; else it is the one in `fields`."""
-    rival: bool = True
+    decides: bool = True
     """Whether the verdict depends on it."""
 
     def config(self, options: ComparisonOptions, vocab_size: int) -> ModelConfig:
@@ -69,3 +69,9 @@ class Arm:
         size = {"d_model": options.d_model, "n_layers": options.n_layers, "max_len": options.max_len}
         config: ModelConfig = config_class.preset("default", **{**size, "vocab_size": vocab_size, **self.fields})
         return config
+
+
+def width_of(config: ModelConfig) -> int:
+    """Return the channels of a model's residual stream."""
+    width: int = config.d_model  # type: ignore[attr-defined]  # every model that can be made wider has it
+    return width

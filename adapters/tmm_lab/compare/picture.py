@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from ..figures import own_style  # first: it imports Matplotlib, whatever the environment says of its backend
+
+# isort: split
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,11 @@ def draw_comparison(path: Path, results: Results) -> None:
 
     Bands and bars reach from the lowest to the highest seed. Lower is better.
     """
+    with own_style():
+        _figure(results).savefig(path, format="png")
+
+
+def _figure(results: Results) -> Figure:
     figure = Figure(figsize=(16.0, 8.6), dpi=110, layout="constrained")
     axes = figure.subplots(2, 3).ravel()
     colours = colours_of(len(results.entries))
@@ -53,7 +61,7 @@ def draw_comparison(path: Path, results: Results) -> None:
         panel.set_xscale("log")
     _draw_key(axes[5], results.entries, colours)
     figure.suptitle(results.sentence, fontsize=12, x=0.01, ha="left")
-    figure.savefig(path, format="png")
+    return figure
 
 
 def _curves(entry: Entry) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from tmm_core.errors import InputError
 
-__all__ = ["MARGIN", "Difference", "Verdict", "paired_difference", "verdict"]
+__all__ = ["LEVEL", "MARGIN", "Difference", "Verdict", "paired_difference", "verdict"]
 
 MARGIN = 0.02
 """Bits per byte within which two models count as equal."""
+
+LEVEL = 0.95
+"""Coverage of the intervals."""
 
 Verdict = Literal["confirmed", "refuted", "undecided"]
 
@@ -41,7 +44,6 @@ def paired_difference(
     second: NDArray[Any],
     n_bytes: NDArray[Any],
     *,
-    level: float = 0.95,
     resamples: int = 4000,
     seed: int = 0,
 ) -> Difference:
@@ -53,12 +55,15 @@ def paired_difference(
         Cross-entropy (nats) of each held-out document, summed over its tokens.
     n_bytes : array, shape (documents,)
         The bytes of each document.
-    level : float
-        How often the interval holds the difference that all seeds and documents of their kind would show.
     resamples : int
-        Of the bootstrap.
+        Number of bootstrap resamples.
     seed : int
-        Of the bootstrap.
+        Seed of the bootstrap.
+
+    Returns
+    -------
+    Difference
+        With the interval that holds the difference over all seeds and documents of their kind 95 times in 100.
 
     Raises
     ------
@@ -90,16 +95,15 @@ def paired_difference(
     by_documents = (drawn @ bits.mean(axis=0)) / (drawn @ n_bytes)
     error = float(by_seed.std(ddof=1)) / math.sqrt(seeds)
     means = by_documents + error * rng.standard_t(seeds - 1, size=resamples)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     p_value = float(stats.ttest_rel(*(array.sum(axis=1) for array in (first, second))).pvalue)
     return Difference(mean, float(low), float(high), p_value)
 
 
-def verdict(differences: Iterable[Difference], margin: float = MARGIN) -> Verdict:
-    """Return what differences of a model from each of its rivals say of the claim that it is as good or better.
+def verdict(differences: Iterable[Difference]) -> Verdict:
+    """Return what differences of a model from others say of the claim that it is as good as each of them, or better.
 
-    Confirmed if every interval ends below `margin`, refuted if one begins above it, else undecided. The rule was fixed
-    before the first run.
+    Confirmed if every interval ends below `MARGIN`, refuted if one begins above it, else undecided.
 
     >>> verdict([Difference(-0.1, -0.2, 0.0, 0.01), Difference(0.1, 0.05, 0.15, 0.01)])
     'refuted'
@@ -107,8 +111,8 @@ def verdict(differences: Iterable[Difference], margin: float = MARGIN) -> Verdic
     'undecided'
     """
     found = list(differences)
-    if any(difference.low > margin for difference in found):
+    if any(difference.low > MARGIN for difference in found):
         return "refuted"
-    if found and all(difference.high < margin for difference in found):
+    if found and all(difference.high < MARGIN for difference in found):
         return "confirmed"
     return "undecided"

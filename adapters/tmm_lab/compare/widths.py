@@ -8,17 +8,14 @@ from collections.abc import Callable, Sequence
 from tmm_adapters.architecture import ModelConfig
 from tmm_core.errors import InputError
 
-__all__ = ["TOLERANCE", "at_cost"]
-
-TOLERANCE = 0.02
-"""The largest deviation from equal cost, as a share of it."""
+__all__ = ["at_cost"]
 
 WIDEST = 1 << 14
 _FINE = ("d_mlp", "state_size")  # what a model's cost is set by where its heads allow few widths
 
 
 def at_cost(
-    config: ModelConfig, cost: Callable[[ModelConfig], float], target: float, *, tolerance: float = TOLERANCE
+    config: ModelConfig, cost: Callable[[ModelConfig], float], target: float, *, tolerance: float
 ) -> ModelConfig:
     """Return `config` with another width, at which it costs `target`.
 
@@ -46,7 +43,7 @@ def at_cost(
     --------
     >>> from tmm_adapters.architecture import get_architecture
     >>> from tmm_core import TMMConfig
-    >>> found = at_cost(TMMConfig(n_heads=8), get_architecture("tmm").n_parameters, 1e6)
+    >>> found = at_cost(TMMConfig(n_heads=8), get_architecture("tmm").n_parameters, 1e6, tolerance=0.02)
     >>> found.d_model, found.d_mlp, get_architecture("tmm").n_parameters(found)
     (152, 604, 1000581)
     """
@@ -72,17 +69,17 @@ def _nearest(
 ) -> ModelConfig:
     """Return `config` with the one of ascending `values` in `field` whose cost is nearest to the target."""
 
-    def made(value: int) -> ModelConfig:
+    def changed_to(value: int) -> ModelConfig:
         changed: ModelConfig = dataclasses.replace(config, **{field: value})  # type: ignore[type-var]
         return changed
 
     low, high = 0, 1  # indices; doubled first, since the widest of all would take long to cost
-    while high < len(values) - 1 and cost(made(values[high])) < target:
+    while high < len(values) - 1 and cost(changed_to(values[high])) < target:
         low, high = high, min(2 * high, len(values) - 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if cost(made(values[middle])) < target else (low, middle)
-    return min((made(values[low]), made(values[high])), key=lambda found: abs(cost(found) - target))
+        low, high = (middle, high) if cost(changed_to(values[middle])) < target else (low, middle)
+    return min((changed_to(values[low]), changed_to(values[high])), key=lambda found: abs(cost(found) - target))
 
 
 def _can_be(config: ModelConfig, width: int) -> bool:

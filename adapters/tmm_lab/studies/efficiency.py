@@ -5,14 +5,16 @@ and linear attention, Hyena and Mamba 2. The authors' own logs compare a TMM of 
 width it is behind. So the study holds one account equal and reports the others: models of equal FLOPs, the authors'
 pair beside them, and a TMM with the initial parameters of their experiments, which begins far above the others.
 
-The rule was fixed before the first run: the claim is confirmed if the 95 % interval of the TMM's bits per byte less
-those of each rival ends below 0.02, refuted if one of them begins above it, and else undecided. Llama and the masked
-mixer are not among the rivals, as their cost is quadratic; what they reach is shown.
+The verdict is that of `compare.statistics.verdict`. Llama and the masked mixer do not decide, as their cost is
+quadratic; what they reach is shown.
 """
 
 from __future__ import annotations
 
-from ..compare.options import Arm, ComparisonOptions
+from tmm_adapters.tokenizers import ByteTokenizer
+
+from ..compare.models import equal_models
+from ..compare.options import Arm, ComparisonOptions, width_of
 
 __all__ = ["CLAIM", "FULL", "HELD_OUT_BYTES", "QUICK", "arms"]
 
@@ -24,26 +26,28 @@ HELD_OUT_BYTES = 262_144
 
 def arms(options: ComparisonOptions) -> list[Arm]:
     """Return the models of the study, the TMM that the claim is about first."""
-    # Twice the width at which a Hyena takes the FLOPs of the first TMM, in a multiple of its heads.
-    wide = 4 * round(2 * 117 / 128 * options.d_model / 4)
     heads = {"n_heads": 4}
+    reference = Arm(label="TMM", architecture="tmm", fields=heads)
+    hyena = Arm(label="Hyena", architecture="hyena")
+    found = equal_models([reference, hyena], options, ByteTokenizer.vocab_size, options.device)
+    wide = 4 * round(2 * width_of(found["Hyena"]) / 4)  # a multiple of its heads
     paper = {"lag_init": "normal", "linear_init": "kaiming"}
     return [
-        Arm(label="TMM", architecture="tmm", fields=heads),
-        Arm(label="TMM, flat", architecture="tmm", fields={"n_heads": 0}, rival=False),
-        Arm(label="TMM, initialised as in the paper", architecture="tmm", fields=heads | paper, rival=False),
+        reference,
+        Arm(label="TMM, flat", architecture="tmm", fields={"n_heads": 0}, decides=False),
+        Arm(label="TMM, initialised as in the paper", architecture="tmm", fields=heads | paper, decides=False),
         Arm(
             label="TMM, twice the width of Hyena",
             architecture="tmm",
             fields=heads | {"d_model": wide},
             solved=False,
-            rival=False,
+            decides=False,
         ),
         Arm(label="window", architecture="window", fields={"window": 64}),
         Arm(label="linear attention", architecture="linear-attention"),
-        Arm(label="Hyena", architecture="hyena"),
+        hyena,
         Arm(label="Hyena, tuned", architecture="hyena-tuned"),
         Arm(label="Mamba 2", architecture="mamba2"),
-        Arm(label="Llama", architecture="llama", rival=False),
-        Arm(label="masked mixer", architecture="masked-mixer", rival=False),
+        Arm(label="Llama", architecture="llama", decides=False),
+        Arm(label="masked mixer", architecture="masked-mixer", decides=False),
     ]

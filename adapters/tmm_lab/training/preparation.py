@@ -6,6 +6,7 @@ resumed, which prepares it again, or begun anew in the same folder.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import numpy as np
 
 from tmm_adapters.architecture import ModelConfig, config_to_dict
 from tmm_adapters.checkpoints import DESCRIPTION
-from tmm_adapters.files import SUMS, sweep
+from tmm_adapters.files import SUMS, add_sum, digest, sweep
 from tmm_adapters.pretrained import load_params, save_params
 
 from ..data.config import DataConfig
@@ -28,7 +29,7 @@ from .job import Job
 from .options import TrainingOptions
 from .runs import Run, require_new
 
-__all__ = ["begun", "description_of", "prepared"]
+__all__ = ["begun", "description_of", "prepared", "prepared_from"]
 
 
 def description_of(
@@ -101,6 +102,28 @@ def prepared(run: Run) -> Job:
         "baselines": baseline_costs(data.training, data.held_out),
     }
     return job
+
+
+def prepared_from(folder: Path, owner: Run, description: dict[str, Any]) -> Run:
+    """Make the folder of a run that is prepared: it reads the text and the tokens of `owner`, by a link.
+
+    Parameters
+    ----------
+    folder : Path
+        New, or what a process left there that was killed meanwhile.
+    owner : Run
+        Has its text, tokens and tokenizer; no run needs to be in its folder.
+    description : dict
+        As `description_of` gives it, with the baselines of the text.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Run(folder, {})
+    run.data.unlink(missing_ok=True)
+    run.data.symlink_to(os.path.relpath(owner.data, folder), target_is_directory=True)
+    shutil.copyfile(owner.tokenizer, run.tokenizer)
+    add_sum(run.tokenizer, digest(run.tokenizer))
+    run.describe(**{**description, "prepared": True})
+    return run
 
 
 def _clear(run: Run) -> None:

@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig, config_from_dict
 from tmm_adapters.checkpoints import CHECKPOINTS, DESCRIPTION, MODEL
-from tmm_adapters.files import add_sum, atomic_write, open_to_read, require_empty, sweep
+from tmm_adapters.files import add_sum, atomic_write, locked, open_to_read, require_empty, sweep
 from tmm_core.errors import ExistingFileError, InputError, MissingFileError
 
 from ..data.config import DataConfig
@@ -40,7 +39,7 @@ from .loop_state import LoopState
 from .options import EVALUATIONS, TrainingOptions
 from .schedule import Revision, Schedule, spread
 
-__all__ = ["ParsedRun", "Run", "require_new"]
+__all__ = ["DESCRIPTION", "ParsedRun", "Run", "require_new"]
 
 RUNS = Path("runs")
 FORMAT, VERSION = "tmm-run", 1
@@ -194,25 +193,9 @@ class Run:
         ValueError
             If another process trains it: two would remove each other's checkpoints.
         """
-        if sys.platform == "win32":
-            yield False
-            return
-        import fcntl
-
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InputError(
-                    f"the run {self.folder} is being trained by another process: let it end, or stop it first"
-                ) from error
-            except OSError:
-                yield False
-            else:
-                yield True
-        finally:
-            os.close(handle)
+        busy = f"the run {self.folder} is being trained by another process: let it end, or stop it first"
+        with locked(self.folder, busy) as held:
+            yield held
 
     def record(self, values: dict[str, Any]) -> None:
         """Add a line to `metrics.jsonl`."""
