@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -135,15 +136,69 @@ def test_small_numbers_are_numbers_in_threads_of_xla():
     np.testing.assert_allclose(np.asarray(y)[0, 2:], 3e-40, rtol=1e-4)
 
 
+# Exceptions ----------------------------------------------------------------------------------------------------------
+
+
 def test_an_engine_that_fails_is_an_error_of_the_program(monkeypatch):
     engine = tmm_core.get_backend("numpy").engine
 
     def fail(*arrays, **options):
         raise FloatingPointError("out of cheese")
 
+    @jit
+    def program(x):
+        c = correlate(x, x, lags=2, backend="numpy")
+        jax.debug.callback(lambda c: None, c)  # in which the error would become another
+        return correlate(x, x * c.sum(), lags=2, backend="numpy")
+
     monkeypatch.setattr(engine, "correlate", fail)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="FloatingPointError: out of cheese"):
-        jit(lambda x: correlate(x, x, lags=2, backend="numpy"))(draw(N, D)).block_until_ready()
+    for _ in range(3):  # traced, and by the shorter way of later calls
+        with pytest.raises(FloatingPointError, match="out of cheese"):
+            program(draw(N, D)).block_until_ready()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(lambda: program(draw(N, D)).block_until_ready())
+        with pytest.raises(jax.errors.JaxRuntimeError, match="FloatingPointError: out of cheese"):
+            call.result()
+
+
+def test_exceptions_of_signal_handlers_leave_a_program_as_themselves():
+    """At any moment, the first and the last instruction of a call of an engine included."""
+    run_python(
+        """
+        import gc, os, random, signal, threading
+        import jax, numpy as np
+        from tmm_core import causal_toeplitz_matmul as product
+
+        class Late(Exception):
+            pass
+
+        def late(*_):
+            raise Late
+
+        @jax.jit
+        def program(w, x):
+            for _ in range(3):
+                x = product(w, x, backend="numpy")
+            return x
+
+        signal.signal(signal.SIGALRM, late)
+        w, x, rng = np.full(3, 0.25, "float32"), np.ones((5, 2), "float32"), random.Random(0)
+        expected = np.asarray(program(w, x))
+        gc.disable()  # its callbacks, of which JAX has one, lose exceptions
+        for i in range(100):
+            delay, due = 1e-4 + 0.005 * rng.random(), (KeyboardInterrupt, Late)[i % 2]
+            try:
+                if due is Late:
+                    signal.setitimer(signal.ITIMER_REAL, delay)
+                else:
+                    threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+                for _ in range(100_000):
+                    assert (np.asarray(program(w, x)) == expected).all()
+                raise AssertionError("an exception was lost")
+            except due:
+                pass
+        """
+    )
 
 
 # Platforms -----------------------------------------------------------------------------------------------------------

@@ -12,11 +12,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import dis
 import functools
+import itertools
 import json
 import math
 import sys
+import threading
 import time
+from types import FrameType
 from typing import Any
 
 import jax
@@ -152,8 +156,8 @@ _refused: list[UnsupportedError] = []
 """Why no program can call engines, found when XLA asks first."""
 
 
-def _serve(address: int) -> int | None:
-    """Serve one call of XLA's; None says that it went well."""
+def _answer(address: int) -> None:
+    """Answer a question of XLA's, or compute what it asks for."""
     frame = _words(address, FRAME_WORDS)
     if frame[EXTENSION]:
         extension = _words(frame[EXTENSION], 4)
@@ -164,21 +168,94 @@ def _serve(address: int) -> int | None:
                 _refused.append(error)
             metadata = (ctypes.c_int32 * 9).from_address(extension[3])
             metadata[6], metadata[7], metadata[8] = 0, 1, 0  # 0.1, and no traits
-            return None
+            return
+    out = _array(_words(frame[RESULTS], 1)[0])
     theirs = ctypes.create_string_buffer(ENVIRONMENT)
     _libm.fegetenv(theirs)
-    _libm.fesetenv(_OURS)
     try:
+        _libm.fesetenv(_OURS)
         arguments = [_array(at) for at in _words(frame[ARGUMENTS], frame[ARGUMENT_COUNT])]
-        out = _array(_words(frame[RESULTS], 1)[0])
         _compute(_text(_words(frame[ATTRIBUTES], 1)[0]), out, *arguments)
-    except BaseException as error:
-        return _error(frame[API], error)
+    except BaseException:
+        out[...] = np.nan  # what the rest of the program goes on with
+        raise
     finally:
         _libm.fesetenv(theirs)
+
+
+# Exceptions ----------------------------------------------------------------------------------------------------------
+#
+# An error that XLA is told of reaches the caller as a ValueError, whatever it was. On the main thread, where small
+# programs run, Python's handlers of signals raise: a KeyboardInterrupt, the end of a time limit. There XLA is told that
+# all went well, and the interpreter is asked to raise the exception itself where it next asks for signals: at the end
+# of the call of the program, whose result nobody sees, or in the program's next call of an engine, which does the same.
+#
+# The interpreter asks at the entry of a function, after a call and where a loop goes round. In `_serve` none of these
+# may lie outside of its `try`: ctypes would print the exception, drop it and return any number to XLA.
+
+
+class _Raising:
+    """What raises an exception when the interpreter wants to know whether it is true."""
+
+    error: BaseException
+    caller: FrameType | None
+    """The frame that called the program."""
+
+    def __bool__(self) -> bool:
+        if self._in_callback():
+            for _ in _raise_later:
+                return False
+        try:
+            raise self.error
+        finally:
+            del self.error, self.caller
+
+    def _in_callback(self) -> bool:
+        """Return whether the program has called a function of JAX's, which would make another error of it."""
+        above: FrameType | None = None
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame is not self.caller:
+            above, frame = frame, frame.f_back
+        return frame is not None and above is not None and above.f_globals["__name__"].startswith("jax.")
+
+
+def _without_signals_at_entry(function: Any) -> None:
+    """Have the interpreter not ask for signals where a function begins, as it does not where `yield from` goes on."""
+    code = function.__code__
+    begin, after_yield_from = bytes([dis.opmap["RESUME"], 0]), bytes([dis.opmap["RESUME"], 2])
+    if code.co_code.startswith(begin):
+        function.__code__ = code.replace(co_code=after_yield_from + code.co_code[2:])
+
+
+_raising = _Raising()
+_raise_later = map(  # an iterator, since the interpreter asks for signals after a call, but not after a step
+    ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object)(("Py_AddPendingCall", ctypes.pythonapi)),
+    itertools.repeat(ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)),
+    itertools.repeat(_raising),
+)
+"""Each step asks the interpreter to raise `_raising.error` in the main thread; it is 0 if that will happen."""
+
+
+def _serve(address: int) -> int | None:
+    """Serve one call of XLA's; None says that it went well."""
+    on_main_thread = True  # until it is known: no handler raises in another
+    try:
+        on_main_thread = threading.get_ident() == threading.main_thread().ident
+        _answer(address)
+    except BaseException as error:
+        if on_main_thread:
+            _raising.error, _raising.caller = error, error.__traceback__ and error.__traceback__.tb_frame.f_back
+            error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold XLA's memory
+            for refused in _raise_later:
+                if not refused:
+                    return None
+                break
+        return _error(_words(address, FRAME_WORDS)[API], error)
     return None
 
 
+_without_signals_at_entry(_Raising.__bool__)
+_without_signals_at_entry(_serve)
 _handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_serve)  # kept, since XLA keeps only its address
 jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(_handler), platform="cpu")
 
