@@ -13,6 +13,7 @@ from support.model_variants import VARIANTS, random_ids, random_params
 from support.requirements import library_or_skip
 
 from tmm_adapters import jax as model
+from tmm_adapters.generation import Sampling
 from tmm_adapters.jax import generation as jax_generation
 from tmm_adapters.jax import sampling as jax_sampling
 from tmm_adapters.torch import LanguageModel
@@ -151,6 +152,32 @@ def test_programs_serve_every_length_up_to_a_power_of_two():
     fewer = model.generate(ours, ids, FREE, 150, temperature=0, attention_mask=mask)
     assert np.array_equal(fewer[:, 12:], expected[:, 9:159])
     assert jax_generation._go_on._cache_size() == compiled
+
+
+def live_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def test_caches_are_renewed_and_take_no_memory_for_tokens_that_do_not_come(monkeypatch: pytest.MonkeyPatch):
+    """By one program however often, and each token is the likeliest that the whole text before it gives."""
+    monkeypatch.setattr("tmm_core.lm.plans.WINDOW", 128)
+    config = dataclasses.replace(FREE, max_len=70, softplus=True, mean=True)  # lags of more than one leaf, of two
+    params, ours = on_jax(config)
+    ids, mask = random_ids(config, (2, 9)), np.ones((2, 9), int)
+    mask[0, :4] = 0
+    before = live_bytes()
+    tokens = jax_generation.new_tokens(ours, ids, config, 10**12, Sampling(0), attention_mask=mask)
+    taken = [next(tokens) for _ in range(4)]  # the first token, the rest of the first leaf, two leaves
+    held, compiled = live_bytes(), steps._close._cache_size()
+    assert held - before < 1 << 18
+    later = [next(tokens) for _ in range(3)]
+    assert live_bytes() <= held + sum(new.nbytes for new in later)
+    assert steps._close._cache_size() == compiled
+    text = np.concatenate([ids, *taken, *later], axis=1)
+    logits = lm.forward(
+        params, text, config, attention_mask=np.pad(mask, ((0, 0), (0, text.shape[1] - 9)), constant_values=1)
+    )
+    assert np.array_equal(text[:, 9:], logits[:, 8:-1].argmax(-1))
 
 
 def test_the_first_token_waits_for_no_other_and_one_program_makes_all():

@@ -206,4 +206,7 @@ class FunctionalStream(Protocol):
         """Return the cache after the tile that is due at entry u, if one is; the cache is donated."""
 
     def close_leaf(self, cache: Array, window: Array, u: int, /) -> tuple[Array, Array]:
-        """Return the cache with a window's leaf, which ends at entry u, and its tile, and the window that follows."""
+        """Return the cache with a window's leaf, which ends at entry u, and its tile, and the window that follows.
+
+        Where the cache ends at u, it is renewed; see `LayerStream.renewed`.
+        """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -63,8 +64,6 @@ class DecodingPlan:
         Tokens that a text can have, its prompt included.
     positions : int
         Positions that the position biases have, at most `capacity`.
-    window : int
-        Places that the caches have at a time, so that tokens that never come take no memory.
     layers : dict of LayerStream
         The pure functions that mix tokens, by the names of the filters.
     """
@@ -79,8 +78,12 @@ class DecodingPlan:
             layer = stream_plan(lags, self.capacity, bias=bias, softplus=softplus, mean=mean, backend=backend)
             self.layers[name], self.channels[name] = layer.stream(), channels
             self.positions = min(self.positions, layer.positions)
+
+    @functools.cached_property
+    def window(self) -> int:
+        """Places that the caches have at a time, so that tokens that never come take no memory."""
         lags = max((layer.layer.lags.shape[-1] for layer in self.layers.values()), default=1)
-        self.window = max(WINDOW, 1 << (lags - 1).bit_length())
+        return max(WINDOW, 1 << (lags - 1).bit_length())
 
     def length_of(self, layer: LayerStream, count: int) -> int:
         """Return how long a layer's cache is that has places for `count` tokens, or for the first of them."""

@@ -195,13 +195,14 @@ class _Loop:
         precision: Precision,
         backend: str | None,
     ) -> None:
-        """Read the prompt; every cache is then of whole leaves."""
+        """Read the prompt; every cache is then of whole leaves, for all tokens or to be renewed."""
         room = max(LEAST_ROOM, 1 << (count - 1).bit_length())
         self.plan = stream_plan(params, config, tokens.shape[1] + room, precision=precision, backend=backend)
         self.leaf = next((layer.leaf for layer in self.plan.layers.values()), LEAST_ROOM)
-        self.padding, self.prompt, self.done = padding, tokens.shape[1], 0
+        self.padding, self.prompt, self.done, self.count = padding, tokens.shape[1], 0, count
         self.ended = np.zeros(len(tokens), bool)
-        self.caches, self.state = _read(self.plan, tokens, padding, room=room, leaf=self.leaf)
+        places = min(room, self.plan.window)
+        self.caches, self.state = _read(self.plan, tokens, padding, places=places, leaf=self.leaf)
 
     @leniently
     def run(self, count: int, sampling: StaticSampling, parameters: Array, key: Array) -> Any:
@@ -217,7 +218,7 @@ class _Loop:
             raise InputError("the model's logits are not finite: its weights are damaged, or too large for their dtype")
         self.ended = np.asarray(self.state.ended)
         self.done += new.shape[1]
-        if self.done % self.leaf == 0 and new.shape[1]:
+        if self.done % self.leaf == 0 and new.shape[1] and self.done < self.count:
             self._next_leaf()
         return new
 
@@ -231,16 +232,18 @@ class _Loop:
         """Bring the inputs of this leaf into the caches, with the tiles that are due."""
         windows = {}
         for name, layer in self.plan.layers.items():
-            if self.done < self.caches[name].shape[1]:
-                window = self.state.windows[name]
-                self.caches[name], windows[name] = layer.close_leaf(self.caches[name], window, self.done)
-        self.state = self.state._replace(windows=windows or self.state.windows)
+            cache, window = self.caches[name], self.state.windows[name]
+            at = (self.done - 1) % cache.shape[1] + 1
+            self.caches[name], windows[name] = layer.close_leaf(cache, window, at)
+        self.state = self.state._replace(windows=windows)
 
 
-@functools.partial(jax.jit, static_argnames=("room", "leaf"))
-def _read(plan: DecodingPlan, tokens: Any, padding: Any, *, room: int, leaf: int) -> tuple[dict[str, Array], LoopState]:
+@functools.partial(jax.jit, static_argnames=("places", "leaf"))
+def _read(
+    plan: DecodingPlan, tokens: Any, padding: Any, *, places: int, leaf: int
+) -> tuple[dict[str, Array], LoopState]:
     """Take a prompt; return the caches after it, and the first state of the loop, on the devices of all later ones."""
-    logits, caches = plan.begin(tokens, padding, room)
+    logits, caches = plan.begin(tokens, padding, places)
     windows = {name: cache[:, :leaf] for name, cache in caches.items()}
     ended, written = jnp.zeros(len(tokens), bool), jnp.zeros((len(tokens), leaf), tokens.dtype)
     return caches, LoopState(windows, logits, ended, jnp.asarray(True), written)

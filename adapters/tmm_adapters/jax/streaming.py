@@ -114,8 +114,8 @@ def stream_plan(
     -----
     Streams are mixed, and caches kept, in the dtype of the parameters, in float32 for halves, with either `precision`.
     Make plans outside of programs: each call of one would return the number by which streams know their plan. Inside a
-    program of one's own, with a traced position, XLA may copy the caches at each step. `generate` rounds lengths up,
-    for each of which a program is compiled.
+    program of one's own, with a traced position, XLA may copy the caches at each step. Caches have places for the whole
+    capacity, for programs are compiled for their lengths; those of `generate` are renewed.
     """
     check_params(params, config)
     options = ComputeOptions(precision)

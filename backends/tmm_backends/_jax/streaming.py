@@ -102,8 +102,12 @@ class JaxStream(LayerStream):
 
     @leniently
     def close_leaf(self, cache: Array, window: Array, u: int, /) -> tuple[Array, Array]:
-        """Return the cache, donated, after a window's leaf, which ends at u, and the window that follows."""
-        pair: tuple[Array, Array] = _close(self, cache, window, u, self.tile_after(u, cache.shape[1]))
+        """Return the cache, donated, after a window's leaf, which ends at u, and the window that follows.
+
+        A cache that ends there is renewed.
+        """
+        renew = u == cache.shape[1]
+        pair: tuple[Array, Array] = _close(self, cache, window, u, self.tile_after(u, cache.shape[1]), renew)
         return pair
 
     def resumed(self, cache: Array, at: Any, position: Any, padding: Array | None, x: Array) -> tuple[Array, Array]:
@@ -176,11 +180,14 @@ def _add_tile(stream: JaxStream, cache: Array, u: Any, size: int) -> Array:
     return stream.with_tile(cache, u, size)
 
 
-@functools.partial(jax.jit, static_argnums=4, donate_argnums=1)
-def _close(stream: JaxStream, cache: Array, window: Array, u: Any, size: int) -> tuple[Array, Array]:
+@functools.partial(jax.jit, static_argnums=(4, 5), donate_argnums=1)
+def _close(stream: JaxStream, cache: Array, window: Array, u: Any, size: int, renew: bool) -> tuple[Array, Array]:
     u = jnp.asarray(u, "int32")
     leaf = window.shape[1]
     cache = lax.dynamic_update_slice_in_dim(cache, window, u - leaf, 1)
+    if renew:
+        cache = stream.renewed(cache, cache.shape[1])
+        return cache, cache[:, :leaf]
     if size:
         cache = stream.with_tile(cache, u, size)
     return cache, lax.dynamic_slice_in_dim(cache, u, leaf, 1)
