@@ -35,7 +35,7 @@ def set_moments(optimizer: torch.optim.Optimizer, model: nn.Module, moments: Mom
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     state = {
         index: {
-            "step": torch.tensor(float(moments.steps)),
+            "step": torch.tensor(float(moments.steps), dtype=torch.float32),
             "exp_avg": torch.tensor(moments.mu[name]),
             "exp_avg_sq": torch.tensor(moments.nu[name]),
         }
