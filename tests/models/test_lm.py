@@ -11,6 +11,7 @@ import pytest
 from support.model_variants import VARIANTS, random_ids, random_params
 
 from tmm_core import TMMConfig, lm, mix_tokens
+from tmm_core.errors import InputTypeError
 from tmm_core.testing import Library
 
 HEADS = VARIANTS["heads"]
@@ -222,14 +223,37 @@ def test_a_token_outside_the_vocabulary_is_refused(token: int, named: str):
 
 def test_other_parameters_and_tokens_are_refused():
     params, ids = random_params(HEADS), random_ids(HEADS)
-    with pytest.raises(TypeError, match="expected integers for each token, got float64"):
+    with pytest.raises(TypeError, match="input_ids must be integers, not float64"):
         lm.forward(params, ids.astype(float), HEADS)
     with pytest.raises(TypeError, match="expected arrays of one library"):
         lm.forward({**params, "unembed.weight": jnp.asarray(params["unembed.weight"])}, ids, HEADS)
-    with pytest.raises(ValueError, match=r"expected a sequence of tokens"):
+    with pytest.raises(ValueError, match=r"input_ids must be .* a sequence of tokens"):
         lm.forward(params, np.asarray(1), HEADS)
     with pytest.raises(ValueError, match=r"unembed\.weight is unknown"):
         lm.forward(params, ids, VARIANTS["tied"])
+
+
+@pytest.mark.parametrize("wrong", [[[1, 2]], "ab", jnp.ones((2, 4), int), np.ma.ones((2, 4), int)], ids=type)
+def test_what_is_no_array_of_the_models_library_is_refused_by_its_name(wrong: Any):
+    params, ids = random_params(HEADS), random_ids(HEADS)
+    plan = lm.stream_plan(params, HEADS, 8)
+    state = lm.stream_init(plan, len(ids))
+    for name, call in (
+        ("input_ids", lambda: lm.forward(params, wrong, HEADS)),
+        ("attention_mask", lambda: lm.forward(params, ids, HEADS, attention_mask=wrong)),
+        ("segment_ids", lambda: lm.forward(params, ids, HEADS, segment_ids=wrong)),
+        ("input_ids", lambda: lm.loss(params, wrong, HEADS)),
+        ("labels", lambda: lm.loss(params, ids, HEADS, labels=wrong)),
+        ("targets", lambda: lm.loss(params, ids, HEADS, targets=wrong)),
+        ("attention_mask", lambda: lm.documents_of(ids, wrong, None)),
+        ("attention_mask", lambda: lm.left_padded(ids, wrong)),
+        ("labels", lambda: lm.next_token_targets(wrong, ids)),
+        ("input_ids", lambda: lm.stream_prefill(plan, state, wrong)),
+        ("attention_mask", lambda: lm.stream_prefill(plan, state, ids, wrong)),
+        ("input_ids", lambda: lm.stream_step(plan, state, wrong)),
+    ):
+        with pytest.raises(InputTypeError, match=name):
+            call()
 
 
 def test_labels_of_another_shape_are_refused():

@@ -30,10 +30,13 @@ __all__ = [
     "warn_of_layout",
 ]
 
-_OPTIONAL = ("bias", "row", "segment_ids", "positions")
+_OPTIONAL = ("bias", "row", "segment_ids", "positions", "attention_mask", "labels", "targets", "documents")
 """Arguments of the public functions that may be None."""
 
-_INTEGERS = ("segment_ids", "positions", "padding", "indices")
+_INTEGERS = (
+    *("segment_ids", "positions", "padding", "indices"),
+    *("input_ids", "attention_mask", "labels", "targets", "documents"),
+)
 """Arguments that are no numbers to compute with."""
 
 

@@ -50,7 +50,8 @@ class _ParamsModel:
 
     def checked_tokens(self, input_ids: Array, attention_mask: Array | None, /) -> tuple[Array, Array | None]:
         """Return tokens as integers of the library."""
-        return lm.as_ids(namespace_of(input_ids, attention_mask), input_ids, "token"), attention_mask
+        ids, mask = lm.arrays_with(self.params, input_ids=input_ids, attention_mask=attention_mask)
+        return lm.as_ids("input_ids", ids), mask
 
 
 def filters_of(params: Mapping[str, Array], config: TMMConfig) -> dict[str, Filter]:
@@ -198,21 +199,21 @@ def prefill_padded(
 
 
 @leniently
-def stream_step(plan: DecodingPlan, state: DecodingState, tokens: Array) -> tuple[Array, DecodingState]:
+def stream_step(plan: DecodingPlan, state: DecodingState, input_ids: Array) -> tuple[Array, DecodingState]:
     """Take the next token of each text, integers (b,); return the logits and the stream after it.
 
     See `stream_prefill` for what is returned and raised: the logits, (b, vocab_size), are those that the model's
     forward pass returns at this position.
     """
-    tokens, _ = plan.model.checked_tokens(tokens, None)
-    if tuple(tokens.shape) != (state.batch_size,):
+    input_ids, _ = plan.model.checked_tokens(input_ids, None)
+    if tuple(input_ids.shape) != (state.batch_size,):
         raise InputError(
-            f"tokens must be ({state.batch_size},), one for each row of the stream, and have the shape "
-            f"{tuple(tokens.shape)}"
+            f"input_ids must be ({state.batch_size},), one for each row of the stream, and have the shape "
+            f"{tuple(input_ids.shape)}"
         )
     wrong = _refused(plan, state, 1, state.end)
     plan.with_places(state, 1)
-    logits, state.caches = plan.step(state.caches, state.at, state.position, state.padding, tokens)
+    logits, state.caches = plan.step(state.caches, state.at, state.position, state.padding, input_ids)
     state.position, state.at = state.position + 1, state.at + 1
     return logits if wrong is False else nan_where(wrong, logits), state
 

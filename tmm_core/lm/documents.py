@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from .._arrays.exchange import Array, namespace_of
+from .._arrays.exchange import Array
 from .._arrays.properties import device_of, surely_any, values_known, values_within_reach
+from .._dispatch.checks import check_arrays
 from .._dispatch.compilation import one_operation
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
@@ -53,7 +54,9 @@ def documents_of(
 
 @one_operation
 def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array | None, wait: bool) -> Array:
-    xp = namespace_of(input_ids, attention_mask, segment_ids)
+    xp, (input_ids, attention_mask, segment_ids) = check_arrays(
+        input_ids=input_ids, attention_mask=attention_mask, segment_ids=segment_ids
+    )
     integer = xp.__array_namespace_info__().default_dtypes()["integral"]
     for name, array in (("attention_mask", attention_mask), ("segment_ids", segment_ids)):
         if array is not None and tuple(array.shape) != tuple(input_ids.shape):
@@ -85,24 +88,32 @@ def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array
     return xp.where(wrong[..., None], xp.full_like(documents, _REFUSED), documents)
 
 
-def left_padded(ids: Array, mask: Array) -> tuple[Array, Array | None]:
+def left_padded(input_ids: Array, attention_mask: Array) -> tuple[Array, Array | None]:
     """Return the tokens with all padding before them, none that all rows have, and how much each row has of it.
 
     Parameters
     ----------
-    ids : array of integers, (b, n)
+    input_ids : array of integers, (b, n)
         Tokens.
-    mask : array, (b, n)
+    attention_mask : array, (b, n)
         1 for a token and 0 for padding, before the tokens or after them.
 
     Returns
     -------
-    ids : array of integers, (b, m)
+    input_ids : array of integers, (b, m)
         Rows that end together, with token 0 for padding; m is n in traced code.
     padding : array of integers, (b,), or None
         None where it is known that there is none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are no arrays of one library, or not of the same two axes.
     """
-    xp = namespace_of(ids, mask)
+    xp, (ids, mask) = check_arrays(input_ids=input_ids, attention_mask=attention_mask)
+    if ids.ndim != 2 or mask is None or mask.shape != ids.shape:
+        shapes = f"{tuple(ids.shape)} and {None if mask is None else tuple(mask.shape)}"
+        raise InputError(f"input_ids and attention_mask must both be (b, n), and are {shapes}")
     batch, n = ids.shape
     token = xp.astype(xp.astype(mask, xp.bool), ids.dtype)
     padding = n - xp.sum(token, axis=-1)  # (b,)
@@ -140,7 +151,7 @@ def next_token_targets(labels: Array, documents: Array | None) -> Array:
 
     That is the label of the next position, or -100 if there is none, or it is of another document or padding.
     """
-    xp = namespace_of(labels, documents)
+    xp, (labels, documents) = check_arrays(labels=labels, documents=documents)
     following = labels[..., 1:]
     if documents is not None:
         following = xp.where(documents[..., 1:] == documents[..., :-1], following, xp.full_like(following, IGNORED))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
-from .._arrays.exchange import Array, namespace_of
+from .._arrays.exchange import Array, dtype_name, namespace_of
 from .._arrays.properties import as_integers, nan_where, result_dtype_name, surely_any
 from .._arrays.strictness import leniently
+from .._dispatch.checks import check_arrays
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
 from ..mixing import float32_at_least, mix_tokens
@@ -86,8 +87,10 @@ def forward(
     (1, 3, 5)
     """
     check_params(params, config)
-    xp = namespace_of(*params.values(), input_ids)
-    input_ids = as_ids(xp, input_ids, "token")
+    input_ids, attention_mask, segment_ids = arrays_with(
+        params, input_ids=input_ids, attention_mask=attention_mask, segment_ids=segment_ids
+    )
+    input_ids = as_ids("input_ids", input_ids)
     documents = documents_of(input_ids, attention_mask, segment_ids)
     positions = positions_of(documents, config)
     apart = {"segment_ids": documents, "positions": positions}
@@ -148,10 +151,15 @@ def loss(
     >>> float(lm.loss(lm.init_params(config, np.random.default_rng(0)), np.asarray([1, 3, 2]), config))  # knows nothing
     1.3862943649291992
     """
-    xp = namespace_of(input_ids, labels, targets)
+    input_ids, labels, targets, attention_mask, segment_ids = arrays_with(
+        params,
+        input_ids=input_ids, labels=labels, targets=targets, attention_mask=attention_mask, segment_ids=segment_ids,
+    )  # fmt: skip
+    xp, input_ids = namespace_of(input_ids), as_ids("input_ids", input_ids)
     documents = documents_of(input_ids, attention_mask, segment_ids)
     labels = input_ids if labels is None and targets is None else labels
-    labels, targets = (None if a is None else as_ids(xp, a, "label") for a in (labels, targets))
+    labels = None if labels is None else as_ids("labels", labels)
+    targets = None if targets is None else as_ids("targets", targets)
     wanted: Array = targets_of(input_ids, labels, targets, documents)
     logits = forward(params, input_ids, config, attention_mask=attention_mask, segment_ids=segment_ids, backend=backend)
     logits = float32_at_least(xp, logits)
@@ -258,12 +266,17 @@ def _part(params: Params, prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix + "."): p for name, p in params.items() if name.startswith(prefix + ".")}
 
 
-def as_ids(xp: ModuleType, ids: Array, what: str) -> Array:
+def arrays_with(params: Params, **arrays: Array | None) -> list[Any]:
+    """Return arrays that go with a model's parameters, refused by name where they do not."""
+    return check_arrays(**arrays, params=next(iter(params.values())))[1][:-1]
+
+
+def as_ids(name: str, ids: Array) -> Array:
     """Return integers of any width as the library's own, which hold every vocabulary."""
-    if not xp.isdtype(ids.dtype, "integral"):
-        raise InputTypeError(f"expected integers for each {what}, got {ids.dtype}: tokens are whole numbers")
+    if not namespace_of(ids).isdtype(ids.dtype, "integral"):
+        raise InputTypeError(f"{name} must be integers, not {dtype_name(ids.dtype)}: tokens are whole numbers")
     if ids.ndim == 0:
-        raise InputError(f"expected a sequence of {what}s, (..., n), got the shape ()")
+        raise InputError(f"{name} must be (..., n), a sequence of tokens, and is a single number")
     integers: Array = as_integers(ids)
     return integers
 

@@ -98,12 +98,12 @@ class FilterStreaming:
 
     @torch.no_grad()
     def stream_step(
-        self: StreamedModule, plan: DecodingPlan, state: DecodingState, tokens: Tensor
+        self: StreamedModule, plan: DecodingPlan, state: DecodingState, input_ids: Tensor
     ) -> tuple[Tensor, DecodingState]:
         """Take a token (b,) of each text; return the next token's logits (b, V); see `tmm_core.lm.stream_step`."""
         plan.check(self)
         with eval_mode(self):
-            return lm.stream_step(plan, state, tokens)
+            return lm.stream_step(plan, state, input_ids)
 
     stream_reorder = staticmethod(stream_reorder)
 
