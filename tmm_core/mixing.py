@@ -11,7 +11,7 @@ from . import toeplitz
 from ._arrays.exchange import Array, dtype_name
 from ._arrays.properties import device_of, is_real, result_dtype_name, values_known
 from ._definition import masks
-from ._definition.toeplitz import Method
+from ._definition.toeplitz import Method, quiet
 from ._dispatch.checks import check_arrays, check_segments
 from ._dispatch.compilation import one_operation
 from .errors import InputError, InputTypeError
@@ -106,10 +106,11 @@ def mix_tokens(
         elif positions is None:
             positions = document_positions(xp.broadcast_to(segment_ids, (*segment_ids.shape[:-1], n)))
         by_head = xp.reshape(y, (*x.shape[:-2], n, heads, d // heads))  # (..., n, h, d/h)
-        if mean:
-            by_head = by_head / _at(xp, running_sums(xp, w, heads, n), positions, n)
-        if bias is not None:
-            by_head = by_head + _at(xp, *_within(xp, xp.reshape(bias, (heads, bias.shape[-1])), positions, n), n)
+        with quiet():
+            if mean:
+                by_head = by_head / _at(xp, running_sums(xp, w, heads, n), positions, n)
+            if bias is not None:
+                by_head = by_head + _at(xp, *_within(xp, xp.reshape(bias, (heads, bias.shape[-1])), positions, n), n)
         y = xp.reshape(by_head, x.shape)
     # Only now: in float16 the sums that a mean divides by may be too large.
     return y if y.dtype == x.dtype else xp.astype(y, x.dtype)

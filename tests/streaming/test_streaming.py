@@ -13,6 +13,7 @@ import torch._dynamo.testing
 from support.strangers import registering
 
 import tmm_core
+from tmm_core import mix_tokens
 from tmm_core._arrays import properties as arrays
 from tmm_core._dispatch import choice
 from tmm_core.backend import Backend, LayerStream, tiles
@@ -211,6 +212,25 @@ def test_what_an_engine_cannot_serve_is_refused_where_it_is_asked_for_and_else_d
     plan = tmm_core.stream_plan(w, N, backend="auto")
     outputs, _ = steps(plan, tmm_core.stream_init(plan, (), 2, dtype=np.complex64), x.astype("complex64"))
     assert np.allclose(outputs, tmm_core.mix_tokens(w, x.astype("complex64")), atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["array_api", "numba", "torch"])
+def test_sums_of_zero_and_sums_beyond_the_range_warn_of_nothing(backend):
+    """As products of such values do not; warnings are errors here."""
+    w, x, bias = np.asarray([[1.0, -1.0, 1.0]]), np.ones((1, 5, 2)), np.full((1, 5), 1.7e308)
+    for tokens, options in ((x, {"mean": True}), (1e308 * x, {"bias": bias})):
+        plan = tmm_core.stream_plan(w, 5, backend=backend, **options)
+        added = (options["bias"],) if "bias" in options else ()
+        expected = np.isfinite(mix_tokens(w, tokens, *added, mean=not added, backend=backend))
+        assert 0 < expected.sum() < expected.size
+        found, _ = steps(plan, tmm_core.stream_init(plan, (1,), 2), tokens)
+        assert np.array_equal(np.isfinite(np.stack(found, axis=1)), expected)
+        begun, state = tmm_core.stream_prefill(plan, tmm_core.stream_init(plan, (1,), 2), tokens[:, :2])
+        resumed, _ = tmm_core.stream_prefill(plan, state, tokens[:, 2:])
+        assert np.array_equal(np.isfinite(np.concatenate([begun, resumed], axis=1)), expected)
+        padding = np.asarray([1])
+        padded, _ = tmm_core.stream_prefill(plan, tmm_core.stream_init(plan, (1,), 2), tokens, padding=padding)
+        assert np.array_equal(np.isfinite(padded[:, 1:]), expected[:, :4])
 
 
 def test_real_tokens_and_complex_filters_do_not_go_together():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from .._arrays.exchange import Array, namespace_of
+from .._arrays.exchange import Array, is_traced, namespace_of
 from .._arrays.properties import device_of, nan_where, values_within_reach
 from . import tiles
 from .toeplitz import quiet
@@ -27,7 +27,7 @@ class StreamLayer:
     lags: Array
     """(h, m, k), NaN for all that are not finite."""
     sums: Array | None
-    """(positions, h, 1): what a mean divides by."""
+    """(k, h, 1), or fewer where there are fewer positions: what a mean divides by, at later positions by the last."""
     bias: Array | None
     """(positions, h, 1)"""
     product: tiles.Product
@@ -116,17 +116,13 @@ class LayerStream:
         """Return outputs `(b, d)` at a position, divided by the sums and with the bias added; y may be written to."""
         if self.plain:
             return y
-        xp, sums, bias, shape = self.xp, self.layer.sums, self.layer.bias, y.shape
-        heads = self.layer.lags.shape[0]
+        xp, heads, shape = self.xp, self.layer.lags.shape[0], y.shape
         y = xp.reshape(y, (shape[0], heads, shape[1] // heads))
-        if padding is None:
-            sums, bias = (None if a is None else a[position, ...] for a in (sums, bias))
-        else:
-            sums, bias = (None if a is None else xp.take(a, position - padding, axis=0) for a in (sums, bias))
-        if sums is not None:
-            y /= sums
-        if bias is not None:
-            y += bias
+        with quiet():
+            if self.layer.sums is not None:
+                y /= _row_at(self.layer.sums, position, padding)
+            if self.layer.bias is not None:
+                y += _row_at(self.layer.bias, position, padding)
         return xp.reshape(y, shape)
 
     def _finished_all(self, y: Array, begin: int, padding: Array | None) -> Array:
@@ -134,18 +130,17 @@ class LayerStream:
         if self.plain:
             return y
         xp, shape, heads = self.xp, y.shape, self.layer.lags.shape[0]
-        n, tables = shape[1], (self.layer.sums, self.layer.bias)
         y = xp.reshape(y, (*shape[:2], heads, shape[2] // heads))
-        if padding is None:
-            sums, bias = (None if a is None else a[begin : begin + n, ...] for a in tables)
-        else:
-            times = xp.arange(begin, begin + n, dtype=padding.dtype, device=device_of(padding)) - padding[:, None]
-            at = xp.reshape(xp.where(times < 0, xp.zeros_like(times), times), (-1,))
-            sums, bias = (
-                None if a is None else xp.reshape(xp.take(a, at, axis=0), (*times.shape, heads, 1)) for a in tables
-            )
-        y = y if sums is None else y / sums
-        return xp.reshape(y if bias is None else y + bias, shape)
+        times = xp.arange(begin, begin + shape[1], device=device_of(y))
+        if padding is not None:
+            times = xp.astype(times, padding.dtype) - padding[:, None]
+            times = xp.where(times < 0, xp.zeros_like(times), times)
+        with quiet():
+            if self.layer.sums is not None:
+                y = y / _rows_at(self.layer.sums, times)
+            if self.layer.bias is not None:
+                y = y + _rows_at(self.layer.bias, times)
+        return xp.reshape(y, shape)
 
 
 class ExchangedStream(LayerStream):
@@ -176,6 +171,21 @@ class ExchangedStream(LayerStream):
         """Return the output for a token, and the cache after it."""
         y, cache = self._step(cache, at, position, padding, self._enter(x))
         return self._leave(y), cache
+
+
+def _row_at(table: Array, position: int, padding: Array | None) -> Array:
+    """Return, (h, 1), or (b, h, 1) after padding, a table at one position of each row, which may be beyond its end."""
+    if padding is not None:
+        return _rows_at(table, position - padding)
+    last = table.shape[0] - 1
+    return table[namespace_of(table).minimum(position, last) if is_traced(position) else min(position, last), ...]
+
+
+def _rows_at(table: Array, times: Array) -> Array:
+    """Return, (..., h, 1), a table at times that may be beyond its end."""
+    xp = namespace_of(table)
+    at = xp.minimum(times, xp.full_like(times, table.shape[0] - 1))
+    return xp.reshape(xp.take(table, xp.reshape(at, (-1,)), axis=0), (*times.shape, *table.shape[1:]))
 
 
 def _after(padding: Array, n: int) -> Array:

@@ -113,7 +113,8 @@ def stream_plan(
         check_bias_heads(w, bias)
         bias = _table(xp, xp.reshape(_detached(bias), (heads, bias.shape[-1]))[:, : min(capacity, bias.shape[-1])])
     w = lags_of(xp, _detached(w), softplus=softplus, mean=mean)
-    sums = _table(xp, running_sums(xp, w, heads, capacity)) if mean else None
+    # Beyond the last lag they stay as they are.
+    sums = _table(xp, running_sums(xp, w, heads, min(capacity, w.shape[-1]))) if mean else None
     lags = xp.reshape(w, (heads, w.shape[1] if w.ndim == 3 else 1, w.shape[-1]))
     lags = xp.asarray(lags[..., : min(capacity, w.shape[-1])], copy=True)
     backend = choice.chosen_backend(backend)

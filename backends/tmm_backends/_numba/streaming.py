@@ -72,11 +72,12 @@ class NumbaStream(LayerStream):
         if padding is not None:
             y = super().finished(y, position, padding)
             return y
-        by_head = y.reshape(len(y), len(self._w), y.shape[1] // len(self._w))
-        if self.layer.sums is not None:
-            by_head /= self.layer.sums[position]
-        if self.layer.bias is not None:
-            by_head += self.layer.bias[position]
+        by_head, sums = y.reshape(len(y), len(self._w), y.shape[1] // len(self._w)), self.layer.sums
+        with np.errstate(all="ignore"):
+            if sums is not None:
+                by_head /= sums[min(position, len(sums) - 1)]
+            if self.layer.bias is not None:
+                by_head += self.layer.bias[position]
         return y
 
     def _finish(self, outcome: int, cache: Array, at: int, x: Array, y: Array) -> None:
