@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tmm_core.errors import MissingFileError
 
-from .files import SUMS, damage
+from .files import DESCRIPTION, damage
 
 __all__ = [
     "CHECKPOINTS",
@@ -23,8 +24,8 @@ __all__ = [
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a model folder."""
-DESCRIPTION, MODEL, CHECKPOINTS, PREFIX = "run.json", "model", "checkpoints", "step-"
-"""In the folder of a run: what it is, the trained model, the folder of its checkpoints, and how their names begin."""
+MODEL, CHECKPOINTS, PREFIX = "model", "checkpoints", "step-"
+"""In the folder of a run: the trained model, the folder of its checkpoints, and how their names begin."""
 
 
 def find_model(folder: Path) -> tuple[Path, list[str]]:
@@ -47,9 +48,8 @@ def find_model(folder: Path) -> tuple[Path, list[str]]:
             f"{folder} is neither the folder of a run nor of a model: it has no {DESCRIPTION} and no {CONFIG}"
         )
     trained, skipped = folder / MODEL, []
-    if trained.is_dir():
-        foreign = (trained / CONFIG).is_file() and not (trained / SUMS).is_file()
-        reason = None if foreign else damage(trained)
+    if os.path.lexists(trained):  # a link may lead nowhere
+        reason = damage(trained)
         if reason is None:
             return trained, []
         skipped.append(f"{trained}: {reason}")

@@ -2,27 +2,30 @@
 
 A folder that is written at once holds `SHA256SUMS`, the digest of each of its files, as `sha256sum --check` reads it;
 other folders grow one with their files. Whoever reads a file asks `check` first. A folder without digests, as other
-tools write it, is read as it is.
+tools write it, is read as it is; in the folder of a run there is none of them.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tmm_core.errors import ExistingFileError, InputError, MissingFileError, NotAllowedError, TMMError
 
 __all__ = [
+    "DESCRIPTION",
     "SUMS",
     "WriteError",
     "add_sum",
@@ -34,12 +37,15 @@ __all__ = [
     "discard",
     "locked",
     "open_to_read",
+    "parse_json",
     "require_empty",
     "sweep",
 ]
 
 SUMS = "SHA256SUMS"
 """The name of the file with the digests of the files beside it."""
+DESCRIPTION = "run.json"
+"""The name of the file that makes a folder that of a run."""
 
 _HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # names that `_temporary` gives
 _LINE = re.compile(rb"([0-9a-f]{64})  ([ -~]{1,255})")
@@ -202,6 +208,20 @@ def open_to_read(path: Path) -> BufferedReader:
         raise NotAllowedError(f"{path} is there, but you may not read it: ask its owner to let you") from error
 
 
+def parse_json(data: str | bytes) -> Any:
+    """Return what JSON of unknown origin says.
+
+    Raises
+    ------
+    ValueError
+        If it is none, or lists in lists go deeper than Python can follow.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise InputError("it is nested too deeply: write it anew") from error
+
+
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with open_to_read(path) as file:
@@ -220,7 +240,7 @@ def add_sum(path: Path, sha256: str) -> None:
 
 
 def check(path: Path) -> None:
-    """Refuse a file that is not what was written, where its folder tells.
+    """Refuse a file that is not what was written, where its folder tells, as every folder of a run does.
 
     Raises
     ------
@@ -231,24 +251,26 @@ def check(path: Path) -> None:
     ValueError
         If its digest, or the list of digests, is another than was written.
     """
-    sums = _read_sums(path.parent).get(path.name)
-    if sums is None:
-        return
-    reason = _wrong(path, sums)
+    sums = (_read_sums(path.parent) or {}).get(path.name)
+    if sums is not None:
+        reason = _wrong(path, sums)
+    else:
+        reason = f"is not listed in {SUMS} beside it" if path.exists() and _is_of_a_run(path) else None
     if reason is not None:
         kind = InputError if path.exists() else MissingFileError
         raise kind(
-            f"{path} {reason}: copy it again from where it is whole; if the change was meant, "
-            f"remove {path.with_name(SUMS)}"
+            f"{path} {reason}: copy both again from where they are whole; if the change was meant, list the new "
+            f"checksum there as well (sha256sum {shlex.quote(path.name)} >> {SUMS})"
         )
 
 
 def damage(folder: Path) -> str | None:
     """Return what is wrong with a folder that `atomic_folder` wrote, or None where every file is as it was written."""
     try:
-        if not (folder / SUMS).is_file():
+        sums = _read_sums(folder)
+        if sums is None:
             return f"{SUMS} is missing, so it may be incomplete"
-        reasons = ((name, _wrong(folder / name, digests)) for name, digests in _read_sums(folder).items())
+        reasons = ((name, _wrong(folder / name, digests)) for name, digests in sums.items())
         return next((f"{name} {reason}" for name, reason in reasons if reason is not None), None)
     except (InputError, NotAllowedError) as error:
         return str(error)
@@ -261,16 +283,26 @@ def _wrong(path: Path, sums: set[str]) -> str | None:
     return None if digest(path) in sums else f"is damaged: its checksum is not the one in {SUMS}"
 
 
-def _read_sums(folder: Path) -> dict[str, set[str]]:
-    """Return the digests of the files in a folder by name; several where a file was written again."""
+def _is_of_a_run(path: Path) -> bool:
+    """Return whether a file is in the folder of a run, of one of its models, or of one of its checkpoints."""
+    return any((folder / DESCRIPTION).is_file() for folder in list(path.absolute().parents)[:3])
+
+
+def _read_sums(folder: Path) -> dict[str, set[str]] | None:
+    """Return the digests of the files in a folder by name, several where a file was written again; None without any."""
     path = folder / SUMS
-    if not path.is_file():
-        return {}
+    if not os.path.lexists(path):
+        return None
+    # What follows the last line is one that was cut short; without lines the file was.
+    lines = (path.read_bytes().split(b"\n")[:-1] if path.is_file() else []) or [b""]
     sums: dict[str, set[str]] = {}
-    for line in path.read_bytes().split(b"\n")[:-1]:  # what follows the last line is one that was cut short
+    for line in lines:
         match = _LINE.fullmatch(line)
         if match is None:
-            raise InputError(f"{path} is damaged: copy it again from where it is whole, or remove it to check nothing")
+            raise InputError(
+                f"{path} is damaged: copy it again from where it is whole, or, where all files are as they are meant, "
+                f"write it anew (sha256sum FILES > {SUMS})"
+            )
         sums.setdefault(match[2].decode(), set()).add(match[1].decode())
     return sums
 

@@ -24,7 +24,7 @@ from tmm_core.fields import Configuration
 from .architecture import ModelConfig, architectures, config_from_dict, get_architecture
 from .checkpoints import CONFIG, WEIGHTS, find_model
 from .devices import torch_device
-from .files import atomic_folder, check, open_to_read, require_empty
+from .files import atomic_folder, check, open_to_read, parse_json, require_empty
 
 if TYPE_CHECKING:
     from .tokenizers import Tokenizer
@@ -178,7 +178,7 @@ def _config_fields(folder: Path) -> tuple[Path, dict[str, Any]]:
         )
     try:
         with open_to_read(path) as file:
-            fields = json.load(file)
+            fields = parse_json(file.read())
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}): the folder is damaged, write it anew") from error
     if not isinstance(fields, dict):

@@ -17,9 +17,9 @@ from matplotlib.figure import Figure
 from support.index_models import lags_of, make, make_run, rows_of
 from support.processes import run_python
 
-from tmm_adapters.pretrained import write_tensors
 from tmm_core import TMMConfig
 from tmm_lab.operators import pictures
+from tmm_lab.training.runs import Run
 
 
 def overprinted(axes: Axes) -> list[tuple[str, str]]:
@@ -166,10 +166,8 @@ def test_over_time_needs_a_run_with_logs(tmp_path: Path, refused: Callable[..., 
     run = make_run(tmp_path / "run", config, {})
     assert "holds no lags yet: train until the first evaluation" in refused(run, "--over-time")
     (run / "parameters" / "step-00000001.safetensors").write_bytes(b"")
-    assert "is not a whole safetensors file" in refused(run, "--over-time")
-    write_tensors(
-        run / "parameters" / "step-00000001.safetensors", lags_of(TMMConfig(d_model=8, n_layers=1, max_len=8))
-    )
+    assert "is not listed in SHA256SUMS beside it" in refused(run, "--over-time")
+    Run(run, {}).log_parameters(1, lags_of(TMMConfig(d_model=8, n_layers=1, max_len=8)))
     assert "have the shape (4, 8), expected (2, 8)" in refused(run, "--over-time")
     mean = TMMConfig(d_model=8, n_layers=1, n_heads=2, max_len=8, softplus=True, mean=True)
     assert "Toeplitz" in refused(make_run(tmp_path / "mean", mean, {1: lags_of(mean)}), "--over-time")

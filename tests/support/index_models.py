@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tmm_adapters.pretrained import save_params, write_tensors
+from tmm_adapters.pretrained import save_params
 from tmm_core import TMMConfig, lm
 from tmm_lab.data.config import DataConfig
 from tmm_lab.training.options import TrainingOptions
@@ -36,7 +36,7 @@ def make_run(folder: Path, config: TMMConfig, logs: dict[int, dict[str, np.ndarr
     run.describe(prepared=True, finished=True)
     run.parameters.mkdir()
     for step, lags in logs.items():
-        write_tensors(run.parameters / f"step-{step:08d}.safetensors", lags)
+        run.log_parameters(step, lags)
     return folder
 
 

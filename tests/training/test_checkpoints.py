@@ -40,13 +40,13 @@ def test_a_checkpoint_has_its_name_only_when_complete(tmp_path: Path) -> None:
         assert newest_intact(tmp_path) == (earlier, [])
         (folder / "a").write_text("whole")
 
-    earlier = write_checkpoint(tmp_path, 1, lambda folder: None)
+    earlier = write_checkpoint(tmp_path, 1, lambda folder: (folder / "a").touch())
     later = write_checkpoint(tmp_path, 2, write)
     assert newest_intact(tmp_path) == (later, [])
     (tmp_path / ".step-00000003.0123abcd.part").mkdir()  # what a killed process leaves
     assert newest_intact(tmp_path) == (later, [])
     sweep(tmp_path)
-    write_checkpoint(tmp_path, 4, lambda folder: None)
+    write_checkpoint(tmp_path, 4, lambda folder: (folder / "a").touch())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tmm_adapters.checkpoints import checkpoints, newest_intact, step_of
 from tmm_lab.cli import main
 from tmm_lab.data.dataset import TrainingSamples
+from tmm_lab.training.listing import find_runs
 from tmm_lab.training.runs import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -189,3 +190,16 @@ def test_a_run_without_its_text_is_measured_without_n_grams(run: Run, capsys: py
     said = capsys.readouterr()
     assert "has lost the training text" in said.err
     assert set(re.findall(r"^  (this model|zlib|\S+) +\d", said.out, re.M)) == {"this model", "zlib"}
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"), [("[" * 200_000, "nested too deeply"), ("[1]", "expected an object, got a list")]
+)
+def test_a_description_that_is_no_object_hides_no_other_run(data: str, reason: str, finished: Path) -> None:
+    other = finished.parent / "other"
+    other.mkdir(exist_ok=True)
+    (other / "run.json").write_text(data)
+    runs, (wrong,) = find_runs(finished.parent)
+    assert [run.folder for run in runs] == [finished]
+    assert reason in wrong
+    assert str(other / "model") in wrong

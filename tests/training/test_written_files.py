@@ -14,7 +14,7 @@ import pytest
 from support.requirements import system_or_skip
 from support.training_runs import STEPS, unfinished
 
-from tmm_adapters.files import SUMS
+from tmm_adapters.files import SUMS, digest
 from tmm_adapters.pretrained import load_model, load_params, read_tensors
 from tmm_adapters.tokenizers import load_tokenizer, train_tokenizer
 from tmm_lab.cli import main
@@ -115,14 +115,46 @@ def test_tokens_that_were_changed_are_made_of_the_text_again(tmp_path: Path) -> 
     assert path.read_bytes() == whole
 
 
-def test_what_was_changed_on_purpose_is_read_where_no_digest_forbids_it(run: Path) -> None:
+def test_what_was_changed_on_purpose_is_read_once_its_digest_is_listed(run: Path) -> None:
     path = run / "model" / "config.json"
     path.write_text(path.read_text().replace('"max_len": 16', '"max_len": 8'))
-    with pytest.raises(ValueError, match=rf"if the change was meant, remove .*{SUMS}"):
+    with pytest.raises(ValueError, match=rf"if the change was meant, list .*sha256sum config\.json >> {SUMS}"):
         load_params(run / "model")
-    (run / "model" / SUMS).unlink()
+    with (run / "model" / SUMS).open("a") as sums:
+        sums.write(f"{digest(path)}  {path.name}\n")
     with pytest.raises(ValueError, match=r"does not fit its config\.json"):
         load_params(run / "model")
+
+
+LOSSES: dict[str, Callable[[Path], Any]] = {
+    "absent": lambda sums: None,
+    "empty": Path.touch,
+    "cut": lambda sums: sums.write_bytes(b"0123"),
+    "folder": Path.mkdir,
+    "nowhere": lambda sums: sums.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("where", ["model", NEWEST, "parameters", "."])
+def test_without_its_digests_nothing_of_a_run_is_used(where: str, loss: str, run: Path) -> None:
+    sums = run / where / SUMS
+    sums.unlink()
+    LOSSES[loss](sums)
+    readers = {"parameters": READERS[7], ".": READERS[8]}
+    read = readers[where][1] if where in readers else load_params
+    with pytest.raises(ValueError, match=r"SHA256SUMS (is damaged|beside it)"):
+        read(run / where)
+    if where == "model":
+        with pytest.warns(UserWarning, match=r"skipped .*model: .*SHA256SUMS is (damaged|missing)"):
+            load_params(run)
+
+
+def test_a_model_that_is_a_link_to_nowhere_is_passed_over_aloud(run: Path) -> None:
+    shutil.rmtree(run / "model")
+    (run / "model").symlink_to("nowhere")
+    with pytest.warns(UserWarning, match=r"skipped .*model: SHA256SUMS is missing"):
+        load_params(run)
 
 
 # However the path is written
@@ -190,7 +222,6 @@ def test_a_file_that_must_not_be_read_is_not_called_missing(run: Path) -> None:
             folder.chmod(0o755)
     path = run / "model" / "model.safetensors"
     path.chmod(0)
-    (run / "model" / SUMS).unlink()  # neither does what has no digests
     as_root = os.geteuid() == 0
     if as_root:
         os.seteuid(65534)

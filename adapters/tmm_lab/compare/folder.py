@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tmm_adapters.files import atomic_write, locked
+from tmm_adapters.files import atomic_write, locked, parse_json
 from tmm_core.errors import InputError
 
 from ..data.config import DataConfig
@@ -99,7 +99,7 @@ class Folder:
             self._write(asked)
             return asked
         try:
-            found: dict[str, Any] = json.loads(path.read_bytes())
+            found: dict[str, Any] = parse_json(path.read_bytes())
             other = [name for name in asked if found.get(name) != asked[name]]
         except (ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged ({error}): remove the folder, and compare anew") from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from tmm_adapters.extras import how_to_install
+from tmm_adapters.files import parse_json
 from tmm_core.errors import InputError, NotFoundError
 
 __all__ = ["dataset_documents", "json_rows", "optional_library", "parquet_rows", "texts_of"]
@@ -38,7 +38,7 @@ def json_rows(lines: Iterable[str], source: str) -> Iterator[Any]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield json.loads(line.removeprefix("\ufeff"))
+                yield parse_json(line.removeprefix("\ufeff"))
             except ValueError as error:
                 raise InputError(
                     f"line {number} of {source} is not JSON ({error}): mend it, or leave it out"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tmm_adapters.files import atomic_write, digest
+from tmm_adapters.files import atomic_write, digest, parse_json
 from tmm_core.errors import InputError, InputTypeError
 
 from ..progress import Advance
@@ -256,7 +256,7 @@ def open_text(path: str | os.PathLike[str], *, check: bool = True) -> Text:
     """
     path = Path(path)
     try:
-        fields = json.loads(description_path(path).read_bytes())
+        fields = parse_json(description_path(path).read_bytes())
         text = Text(path, int(fields["n_bytes"]), int(fields["n_documents"]), str(fields["sha256"]))
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{description_path(path)} does not describe a text: write the text again") from error

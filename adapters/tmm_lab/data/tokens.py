@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tmm_adapters.files import atomic_write, digest
+from tmm_adapters.files import atomic_write, digest, parse_json
 from tmm_adapters.tokenizers import ByteTokenizer, Tokenizer
 from tmm_core.errors import InputError
 
@@ -74,7 +74,7 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str],
     path = Path(path)
     description = {"part": part.sha256, "text": part.text.sha256, "tokenizer": tokenizer.fingerprint}
     try:
-        found = json.loads(description_path(path).read_bytes())
+        found = parse_json(description_path(path).read_bytes())
         if not check or digest(path) == found["sha256"]:
             tokens = open_tokens(path)
             if found == {**description, "n_tokens": len(tokens), "sha256": found["sha256"]}:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from tmm_adapters.files import parse_json
 from tmm_adapters.pretrained import write_json
 from tmm_core.errors import InputError
 
@@ -51,7 +51,7 @@ class LoopState:
         path = checkpoint / _FILE
         kinds = {field.name: float if field.type == "float" else int for field in fields(cls)}
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = parse_json(path.read_text(encoding="utf-8"))
             if found.keys() == kinds.keys() and all(type(found[name]) is kinds[name] for name in kinds):
                 return cls(**found)
             reason = "other fields than a checkpoint of a run"

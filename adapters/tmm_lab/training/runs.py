@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig, config_from_dict
 from tmm_adapters.checkpoints import CHECKPOINTS, DESCRIPTION, MODEL
-from tmm_adapters.files import add_sum, atomic_write, locked, open_to_read, require_empty, sweep
+from tmm_adapters.files import add_sum, atomic_write, locked, open_to_read, parse_json, require_empty, sweep
 from tmm_core.errors import ExistingFileError, InputError, MissingFileError
 
 from ..data.config import DataConfig
@@ -133,16 +133,20 @@ class Run:
             raise MissingFileError(f"{folder} is not the folder of a run: it has no {DESCRIPTION}; check the path")
         try:
             with open_to_read(path) as file:
-                description = json.load(file)
+                description = parse_json(file.read())
+            if not isinstance(description, dict):
+                raise InputError(f"expected an object, got a {type(description).__name__}")
             known = (description.pop("format"), description.pop("version")) == (FORMAT, VERSION)
             sha256 = description.pop(_SHA256, None)
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            intact = sha256 in (None, _digest(description))
+        except (ValueError, KeyError, RecursionError) as error:
             raise InputError(
-                f"{path} is damaged ({error}): the run cannot be used; its models are in {folder}"
+                f"{path} is damaged ({error}): the run cannot be used; its models are in {folder / MODEL} and "
+                f"{folder / CHECKPOINTS}"
             ) from error
         if not known:
             raise InputError(f"{path} was written by another version: update tmm-core")
-        if sha256 not in (None, _digest(description)):
+        if not intact:
             raise InputError(
                 f"{path} is not what was written: restore it, or, if the change was meant, remove its {_SHA256!r}"
             )
@@ -209,7 +213,7 @@ class Run:
         found = []
         for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError:  # the process was killed while it wrote
                 continue
             if isinstance(record, dict) and isinstance(record.get("step"), int):
