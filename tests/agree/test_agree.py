@@ -229,6 +229,7 @@ def test_all_that_is_announced_is_done_and_a_process_computes_what_this_one_does
     assert {result.status for result in results} == {"ok", "reference", "none"}
 
 
+@pytest.mark.slow
 def test_jax_computes_what_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     import_or_skip("jax")
     configuration, later = Configuration("jax", "numba"), inputs.models()["later"]

@@ -19,8 +19,7 @@ AVX2 = "+avx,+avx2,+fma,+f16c"
 @pytest.mark.parametrize(
     ("features", "lanes", "dtypes"),
     [
-        pytest.param(AVX2, 8, "'float32'", id="AVX2"),
-        pytest.param(AVX2, 8, "'float32', 'float16'", id="AVX2-float16"),
+        pytest.param(AVX2, 8, "'float32', 'float16'", id="AVX2"),
         pytest.param("+sse2", 4, "'float32'", id="SSE2"),
     ],
 )

@@ -267,7 +267,8 @@ def test_what_the_compiler_cannot_do_is_refused(compiled):
         compiled(choose_inside)(w, x)
 
 
-def test_the_first_call_may_be_compiled_and_eager_use_loads_no_compiler():
+@pytest.mark.slow
+def test_the_first_call_may_be_compiled():
     run_python(
         """
         import torch, tmm_core
@@ -276,6 +277,9 @@ def test_the_first_call_may_be_compiled_and_eager_use_loads_no_compiler():
         torch.testing.assert_close(f(w, x), tmm_core.causal_toeplitz_matmul(w, x))
         """
     )
+
+
+def test_eager_use_loads_no_compiler():
     run_python(
         """
         import sys, torch, tmm_core

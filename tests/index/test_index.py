@@ -54,12 +54,11 @@ def test_random_filters_have_the_index_that_their_zeros_say():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(0)
-def test_ten_thousand_random_filters_have_the_index_that_their_zeros_say():
+def test_a_thousand_random_filters_have_the_index_that_their_zeros_say():
     rng = np.random.default_rng(8)
-    degrees = [int(rng.integers(1, 301)) for _ in range(1000)] + [int(300 ** rng.random()) for _ in range(9000)]
+    degrees = [int(rng.integers(1, 301)) for _ in range(100)] + [int(300 ** rng.random()) for _ in range(900)]
     found = [check_random(1000 + seed, degree) for seed, degree in enumerate(degrees)]
-    assert sum(found) >= 9990
+    assert sum(found) >= 999
 
 
 def test_zeros_in_many_digits_are_those_of_mpmath():

@@ -277,7 +277,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_of_two_processes_ends_both(
     rank: int, arguments: Callable[..., list[str]], tmp_path: Path
 ) -> None:
