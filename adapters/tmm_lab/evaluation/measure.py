@@ -202,23 +202,23 @@ def continuations(
     begin = time.perf_counter()
     room = int(min(n_tokens, max(rooms)))
     steps = model.continued(rows, room, sampling, eos_token_id=tokenizer.end_of_text, seed=seed)
-    waiting: list[deque[int]] = [deque() for _ in rows]
+    queues: list[deque[int]] = [deque() for _ in rows]
 
     def tokens_of(row: int) -> Iterator[int]:
-        """Yield the tokens of a row; where none waits, let all rows go on."""
+        """Yield the tokens of a row; where its queue is empty, let all rows go on."""
         written = result.written[row]
         while written.n_tokens < n_tokens:
             if written.n_tokens == rooms[row]:
                 written.ended = "context"
                 return
-            if not waiting[row]:
+            if not queues[row]:
                 new = next(steps, None)
                 if new is None:
                     return
                 result.prompt_seconds = result.prompt_seconds or time.perf_counter() - begin
-                for queue, token in zip(waiting, new, strict=True):
+                for queue, token in zip(queues, new, strict=True):
                     queue.append(token)
-            token = waiting[row].popleft()
+            token = queues[row].popleft()
             written.n_tokens += 1
             if token == tokenizer.end_of_text:
                 written.ended = "text"
