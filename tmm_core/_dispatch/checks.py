@@ -43,7 +43,7 @@ _INTEGERS = (
 def check_arrays(**arrays: Array | None) -> tuple[Any, list[Any]]:
     """Return the namespace of the arrays and the arrays, which must be of one library and on one device.
 
-    This is the one door for arguments that are arrays: what comes through is its numbers and nothing else.
+    Each has come through `plain`, and is its numbers and nothing else.
     NumPy arrays join Dask's: their blocks are NumPy's.
     """
     given: list[Any] = []

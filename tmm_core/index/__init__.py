@@ -24,7 +24,7 @@ import array_api_compat as compat
 
 from .._arrays.exchange import Array, dtype_name, namespace_of, plain_memory
 from .._arrays.plain import plain
-from .._arrays.properties import result_dtype_name, values_within_reach
+from .._arrays.properties import result_dtype_name, values_within_reach, with_one
 from .._dispatch.checks import check_count, check_filter
 from ..errors import InputError, InputTypeError
 
@@ -197,8 +197,8 @@ def _on_host(w: Array) -> Numbers:
         host = host.astype(np.float64)
     result_dtype_name(host)
     check_filter("w", host, (1, 2, 3))
-    if 0 in host.shape[1:] or host.shape == (0,):  # no lags, and no rows of a kernel, are zeros
-        host = np.zeros([max(size, 1) if axis or host.ndim == 1 else size for axis, size in enumerate(host.shape)])
+    for axis in range(0 if host.ndim == 1 else 1, host.ndim):  # no lags, and no rows of a kernel, are zeros
+        host = with_one(host, axis)
     if not np.all(np.isfinite(host)):
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
         raise InputError(f"w must be finite, and w{list(place)} is {host[place]}")
