@@ -282,22 +282,23 @@ def read_tokenizer(path: Path) -> Tokenizer:
     return SubwordTokenizer(tokenizer, str(path))
 
 
-def require_tokenizer(folder: Path) -> None:
-    """Refuse a model folder that has no tokenizer, before anything is imported that reads one.
+def require_tokenizer(folder: Path) -> Tokenizer:
+    """Return the tokenizer of a model folder, which must have one.
 
     Raises
     ------
     FileNotFoundError
         If it has none, or has lost it.
     ValueError
-        If it is not what was written.
+        If it is not what was written, is no tokenizer, or has no end-of-text.
     """
-    check(folder / _FILE)
-    if not (folder / _FILE).is_file():
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
         raise MissingFileError(
             f"model {folder} has no {_FILE}, and no text can be read or written without it: copy the {_FILE} that the "
             "model was trained with into the folder"
         )
+    return tokenizer
 
 
 @functools.cache

@@ -62,13 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     from ..evaluation.measure import held_out_nats
     from ..training.frameworks import choose, open_model
 
-    require_tokenizer(folder)
+    tokenizer = require_tokenizer(folder)
     framework = choose(arguments.framework, read_config(folder).model_type)
     training = _training_part(run)
     with tempfile.TemporaryDirectory() as scratch:
         with waiting(f"reading {source.name}", source.size()) as advance:
             text = write_text(source.documents(advance), Path(scratch, "text"))
-        model, tokenizer = open_model(framework, folder, device=arguments.device)
+        model = open_model(framework, folder, device=arguments.device)
         part = text.whole()
         if training is not None and (shared := shared_part(part, training)) > MUCH:
             note(f"{shared:.0%} of this text is, word for word, in the text that the run was trained on")

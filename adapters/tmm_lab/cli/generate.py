@@ -63,11 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = [as_text("--prompt", arguments.prompt)] if arguments.prompts is None else _lines(arguments.prompts)
     check_backend()
     folder = model_folder(arguments.dir)
-    from tmm_adapters.tokenizers import load_tokenizer, require_tokenizer
+    from tmm_adapters.tokenizers import require_tokenizer
 
-    require_tokenizer(folder)
-    config, tokenizer = read_config(folder), load_tokenizer(folder)
-    assert tokenizer is not None  # it was required
+    config, tokenizer = read_config(folder), require_tokenizer(folder)
     from ..evaluation.measure import continuations, prompt_ids
     from ..training.display import printable
     from ..training.frameworks import choose, open_model
@@ -75,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     for prompt in prompts:
         prompt_ids(prompt, tokenizer, get_architecture(config.model_type).longest_text(config))
     framework = choose(arguments.framework, config.model_type)
-    model, _ = open_model(framework, folder, device=arguments.device)
+    model = open_model(framework, folder, device=arguments.device)
     terminal = sys.stdout.isatty()
     begun = 0
 

@@ -17,7 +17,6 @@ from tmm_adapters.architecture import JaxFunctions, ModelConfig, get_architectur
 from tmm_adapters.devices import jax_devices
 from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import load_params
-from tmm_adapters.tokenizers import Tokenizer
 from tmm_core import chosen_backend
 from tmm_core.backend import leniently
 from tmm_core.lm import IGNORED
@@ -115,8 +114,8 @@ class JaxModel:
             yield from tokens.T.tolist()
 
 
-def open_model(folder: Path, *, device: str) -> tuple[JaxModel, Tokenizer | None]:
-    """Return the model in a model folder, ready to use, and its tokenizer.
+def open_model(folder: Path, *, device: str) -> JaxModel:
+    """Return the model in a model folder, ready to use.
 
     Raises
     ------
@@ -126,9 +125,9 @@ def open_model(folder: Path, *, device: str) -> tuple[JaxModel, Tokenizer | None
         If a file is damaged, the weights are not those of the configuration, the tokenizer does not fit, or the device
         is not there.
     """
-    params, config, tokenizer = load_params(folder)
+    params, config, _ = load_params(folder)
     where, functions = jax_devices(device)[0], get_architecture(config.model_type).jax_functions()
-    return JaxModel(jax.device_put(functions.from_params(params, config), where), config, rows=8), tokenizer
+    return JaxModel(jax.device_put(functions.from_params(params, config), where), config, rows=8)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "functions", "precision", "mesh", "backend"))

@@ -11,7 +11,6 @@ import torch
 from tmm_adapters.architecture import ModelConfig, get_architecture
 from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import load_model, read_config
-from tmm_adapters.tokenizers import Tokenizer
 from tmm_core.lm import IGNORED
 
 from .measure import Batch
@@ -74,7 +73,7 @@ class TorchModel:
             yield tokens.tolist()
 
 
-def open_model(folder: Path, *, device: str) -> tuple[TorchModel, Tokenizer | None]:
-    """Return the model in a model folder, ready to use, and its tokenizer; raises what `load_model` does."""
-    model, tokenizer = load_model(folder, device=device)
-    return TorchModel(model, read_config(folder)), tokenizer
+def open_model(folder: Path, *, device: str) -> TorchModel:
+    """Return the model in a model folder, ready to use; raises what `load_model` does."""
+    model, _ = load_model(folder, device=device)
+    return TorchModel(model, read_config(folder))

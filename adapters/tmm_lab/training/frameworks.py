@@ -18,8 +18,6 @@ from ..progress import waiting
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tmm_adapters.tokenizers import Tokenizer
-
     from ..evaluation.measure import Batch, Model
     from .job import Job
     from .options import TrainingOptions
@@ -191,17 +189,17 @@ def load(name: Framework) -> TrainingFramework:
         return cast("TrainingFramework", import_module(f".{name}.runtime", __package__))
 
 
-def open_model(name: Framework, folder: Path, *, device: str) -> tuple[Model, Tokenizer]:
-    """Return the model in a model folder with a tokenizer, in the framework called `name`, and the tokenizer.
+def open_model(name: Framework, folder: Path, *, device: str) -> Model:
+    """Return the model in a model folder, in the framework called `name`.
 
     Raises
     ------
     FileNotFoundError, ValueError
-        As `pretrained.load_params`, and if the device is not there,
+        As `pretrained.load_params`, and if the device is not there.
     """
     with waiting(f"loading {TITLES[name]} and the model"):
-        opened: Any = import_module(f"tmm_lab.evaluation.{name}_model").open_model(folder, device=device)
-    return cast("tuple[Model, Tokenizer]", opened)
+        model: Model = import_module(f"tmm_lab.evaluation.{name}_model").open_model(folder, device=device)
+    return model
 
 
 def _installed(library: str) -> bool:
