@@ -401,7 +401,7 @@ def _solution(w: Array, y: Array, backend: str) -> Array:
     if 0 in shape:
         return xp.astype(y, dtype, copy=True)
     with quiet():
-        x = _solve(xp, w, y, backend)
+        x = _solve(xp, *direct.normalised(w, y), backend)
     return xp.reshape(xp.astype(x, dtype, copy=False), shape)
 
 

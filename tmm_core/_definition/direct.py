@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from .._arrays.exchange import Array, dtype_name, namespace_of
 from .._arrays.properties import conj, device_of, matmul, nan_where, shift_channels, surely_all
 
-__all__ = ["correlation", "product", "solve", "toeplitz_block"]
+__all__ = ["correlation", "normalised", "product", "solve", "toeplitz_block"]
 
 ROWS_AT_ONCE = 1 << 20
 """Entries of a Toeplitz matrix that a direct product holds at a time."""
@@ -123,6 +123,26 @@ def solve(w: Array, y: Array) -> Array:
         read = (times > t) & (times < t + lags)
         y = y - xp.where(read, column * x[-1][..., None, :, :], xp.zeros_like(y))
     return xp.reshape(xp.stack(x, axis=-3), (*y.shape[:-2], d))
+
+
+def normalised(w: Array, y: Array) -> tuple[Array, Array]:
+    """Return an equation of the same solution whose first lag is less than 4: no product is larger than what it gives.
+
+    Filters and their right-hand sides are divided by a power of two, which rounds nothing, unless a lag would get lost.
+    """
+    xp = namespace_of(w, y)
+    size = xp.abs(w)
+    limits = xp.finfo(size.dtype)
+    power = xp.ones_like(size[:, :1])
+    step = 64 if dtype_name(size.dtype) == "float32" else 512
+    while step > 1:  # not by logarithms and powers, which some libraries round
+        larger = power * 2.0**step
+        power = xp.where(size[:, :1] >= larger, larger, power)
+        step //= 2
+    lost = xp.any((size > 0) & (size / power < limits.smallest_normal), axis=-1, keepdims=True)
+    factor = 1 / xp.where(lost, xp.ones_like(power), power)
+    by_head = xp.reshape(y, (*y.shape[:-1], w.shape[0], y.shape[-1] // w.shape[0]))
+    return w * factor, xp.reshape(by_head * factor, y.shape)
 
 
 def _rescued(operation: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
