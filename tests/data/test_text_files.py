@@ -20,7 +20,7 @@ from support.requirements import import_or_skip, skip_without
 
 from tmm_core.errors import TMMError
 from tmm_lab.data.config import DataConfig, TextConfig
-from tmm_lab.data.files import read_documents
+from tmm_lab.data.files import read_documents, text_files
 
 TEXTS = ["first\r\n文\x00 file\n", "a second, ended by two lines\n\n", "🙂" * 70_000 + " é", "l'été"]
 
@@ -217,3 +217,10 @@ def test_names_need_be_no_text(tmp_path: Path) -> None:
 def test_options_of_a_data_set_ask_for_one(options: dict[str, Any]) -> None:
     with pytest.raises(TMMError, match="is of a data set, and there is none: add --dataset NAME"):
         DataConfig(**options)
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text").write_text("a text")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="a text has an empty name"):
+        text_files([""])

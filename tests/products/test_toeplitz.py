@@ -137,6 +137,14 @@ def test_solutions_that_grow_are_finite_up_to_the_overflow(dtype, w, n, finite, 
     assert np.isfinite(x).tolist() == [False, True, True]
 
 
+def test_solutions_are_not_lost_where_their_products_overflow(backend):
+    w = np.asarray([1e30, -1e38], "f4")  # w[1] x[4] = 1e40, before the division by w[0]
+    exact = np.asarray([1e-30, 1e-22, 1e-14, 1e-6, 1e2, 1e10])
+    found = tmm_core.causal_toeplitz_solve(w, np.asarray([1, 0, 0, 0, 0, 0], "f4"), backend=backend)
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+    np.testing.assert_allclose(tmm_core.causal_toeplitz_inverse(w, 6, backend=backend), exact, rtol=1e-5)
+
+
 def test_a_library_without_transforms_is_served_by_sums():
     strict = import_or_skip("array_api_strict")
     w, x = RNG.standard_normal((2, 300)), RNG.standard_normal((300, 4))

@@ -59,6 +59,8 @@ def text_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
     ValueError
         If no path is given, or a file is empty or given twice, under other names perhaps.
     """
+    if any(not os.fspath(path) for path in paths):  # such as an unset variable of the shell; Path makes "." of it
+        raise InputError("a text has an empty name: name a file or a folder (--text FILE)")
     files = [file for path in paths for file in _files_of(Path(path))]
     if not files:
         raise InputError("no text file given: name at least one")
