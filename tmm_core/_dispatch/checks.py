@@ -117,7 +117,7 @@ def warn_of_layout(w: Array, x: Array) -> None:
             f"x of shape {tuple(x.shape)} is read as {x.shape[-2]} times of {x.shape[-1]} channels, and w has "
             f"{w.shape[-1]} lags: time belongs on axis -2 and channels last; if they are last here, swap the two axes",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

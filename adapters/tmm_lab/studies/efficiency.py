@@ -11,10 +11,11 @@ quadratic; what they reach is shown.
 
 from __future__ import annotations
 
+from tmm_adapters.architecture import ModelConfig, get_architecture
 from tmm_adapters.tokenizers import ByteTokenizer
 
-from ..compare.models import equal_models
 from ..compare.options import Arm, ComparisonOptions, width_of
+from ..compare.widths import at_cost
 
 __all__ = ["CLAIM", "FULL", "HELD_OUT_BYTES", "QUICK", "arms"]
 
@@ -29,8 +30,9 @@ def arms(options: ComparisonOptions) -> list[Arm]:
     heads = {"n_heads": 4}
     reference = Arm(label="TMM", architecture="tmm", fields=heads)
     hyena = Arm(label="Hyena", architecture="hyena")
-    found = equal_models([reference, hyena], options, ByteTokenizer.vocab_size, options.device)
-    wide = 4 * round(2 * width_of(found["Hyena"]) / 4)  # a multiple of its heads
+    tmm, other = (arm.config(options, ByteTokenizer.vocab_size) for arm in (reference, hyena))
+    equal = at_cost(other, _flops, _flops(tmm), tolerance=0.02)
+    wide = 4 * round(2 * width_of(equal) / 4)  # a multiple of its heads
     paper = {"lag_init": "normal", "linear_init": "kaiming"}
     return [
         reference,
@@ -51,3 +53,7 @@ def arms(options: ComparisonOptions) -> list[Arm]:
         Arm(label="Llama", architecture="llama", decides=False),
         Arm(label="masked mixer", architecture="masked-mixer", decides=False),
     ]
+
+
+def _flops(config: ModelConfig) -> float:
+    return get_architecture(config.model_type).flops_per_token(config)
