@@ -12,7 +12,6 @@ quadratic; what they reach is shown.
 from __future__ import annotations
 
 from tmm_adapters.architecture import ModelConfig, get_architecture
-from tmm_adapters.tokenizers import ByteTokenizer
 
 from ..compare.options import Arm, ComparisonOptions, width_of
 from ..compare.widths import at_cost
@@ -27,6 +26,8 @@ HELD_OUT_BYTES = 262_144
 
 def arms(options: ComparisonOptions) -> list[Arm]:
     """Return the models of the study, the TMM that the claim is about first."""
+    from tmm_adapters.tokenizers import ByteTokenizer  # brings NumPy, which help does without
+
     heads = {"n_heads": 4}
     reference = Arm(label="TMM", architecture="tmm", fields=heads)
     hyena = Arm(label="Hyena", architecture="hyena")
