@@ -247,7 +247,7 @@ def end_process(*_: object) -> None:
 def test_a_process_that_dies_fails_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "OWN_PROCESS", "numpy")
     monkeypatch.setattr(comparing, "measure", end_process)
-    failed = [result for result in compare([NUMPY], lambda what: None) if result.status != "none"]
+    failed = [result for result in compare([NUMPY], lambda: None) if result.status != "none"]
     assert {result.status for result in failed} == {"FAIL"}
     assert {result.reason.partition(":")[0] for result in failed} == {"BrokenProcessPool"}
 

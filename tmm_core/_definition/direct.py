@@ -112,7 +112,8 @@ def solve(w: Array, y: Array) -> Array:
     """
     xp = namespace_of(w, y)
     (heads, lags), (n, d) = w.shape, y.shape[-2:]
-    w, y = (nan_where(~xp.isfinite(a), a) for a in (w, y))
+    w = nan_where(~xp.isfinite(w) | (w[:, :1] == 0), w)  # only traced values come here with a first lag of zero
+    y = nan_where(~xp.isfinite(y), y)
     y = xp.reshape(y, (*y.shape[:-1], heads, d // heads))  # (..., n, h, d / h)
     columns = toeplitz_block(w, (0, n), (0, n))  # (h, n, n)
     times = xp.reshape(xp.arange(n, device=device_of(w)), (-1, 1, 1))

@@ -45,7 +45,7 @@ def at_cost(
     >>> from tmm_core import TMMConfig
     >>> found = at_cost(TMMConfig(n_heads=8), get_architecture("tmm").n_parameters, 1e6, tolerance=0.02)
     >>> found.d_model, found.d_mlp, get_architecture("tmm").n_parameters(found)
-    (152, 604, 1000581)
+    (152, 574, 1000264)
     """
     if target <= 0:
         raise InputError(f"a model cannot cost {target:g}: give a larger reference")
