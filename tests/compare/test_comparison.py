@@ -144,7 +144,7 @@ def test_the_command_compares_and_names_what_it_does_not_know(data, capsys, tmp_
     tiny = ["--d-model", "8", "--n-layers", "1", "--max-len", "16", "--batch", "2", "--steps", "20", "--seeds", "1"]
     out = printed(capsys, "compare", "--arch", "hyena", "masked-mixer", *text, *tiny, "--out", tmp_path / "out")
     assert "| masked-mixer |" in out
-    assert "undecided: hyena" in out  # one seed decides nothing
+    assert "undecided: that hyena" in out  # one seed decides nothing
     assert "unknown architecture 'gpt': choose one of" in refused(capsys, "compare", "--arch", "tmm", "gpt")
     assert "two or more models" in refused(capsys, "compare", "--arch", "tmm", *text, "--out", tmp_path / "one")
     (tmp_path / "full").mkdir()

@@ -174,7 +174,10 @@ class _Comparison:
 
     def _trained(self, label: str, kind: str, seed: int, rate: float) -> float:
         """Return the bits per byte of a run that has ended, after what is left of it."""
-        folder, name = self._folder.run(label, kind), f"{label}, {kind.replace('-', ' ')}"
+        folder, name = (
+            self._folder.run(label, kind),
+            f"{label}, {f'seed {seed}' if kind.startswith('seed') else f'learning rate {rate:g}'}",
+        )
         if not (folder / DESCRIPTION).is_file():
             self._make_run(folder, self._configs[label], seed, rate, kinds(self._options, self._steps)[kind])
         run = Run.open(folder)

@@ -93,7 +93,7 @@ class Results:
         """The claim and its verdict, in words."""
         reference, *_ = self.entries
         seeds = len(reference.curves)
-        claim = f"{reference.label} at equal {self.equal} is as good as {', '.join(self.decisive)}, or better"
+        claim = f"that {reference.label} at equal {self.equal} is as good as {', '.join(self.decisive)}, or better"
         of = f"{counted(seeds, 'seed')}, {self.steps:,} steps, margin {MARGIN} bits per byte"
         return f"{self.verdict}: {claim} ({of})"
 
