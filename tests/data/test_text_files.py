@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.requirements import import_or_skip, skip_without
+from support.requirements import import_or_skip, skip_without, system_or_skip
 
 from tmm_core.errors import TMMError
 from tmm_lab.data.config import DataConfig, TextConfig
 from tmm_lab.data.files import read_documents, text_files
 
-TEXTS = ["first\r\n文\x00 file\n", "a second, ended by two lines\n\n", "🙂" * 70_000 + " é", "l'été"]
+TEXTS = ["first\r\n文\x01 file\n", "a second, ended by two lines\n\n", "🙂" * 70_000 + " é", "l'été"]
 
 
 def zstd(data: bytes) -> bytes:
@@ -65,7 +65,7 @@ def test_a_text_is_the_same_however_it_is_kept(kind: str, compression: str, tmp_
         file.write_bytes(compress(ROWS[kind]([TEXTS[0], None, *TEXTS[1:]], "body")))
         assert documents(file, field="body") == TEXTS, "a row without text is passed over"
     else:
-        parts = ["", *(text.replace("\0", "") for text in TEXTS)]
+        parts = ["", *TEXTS]
         file.write_bytes(compress("<|end|>".join(parts).encode()))
         assert documents(file) == ["<|end|>".join(parts)]
         assert documents(file, separator="<|end|>") == parts
@@ -118,12 +118,41 @@ def test_a_folder_stands_for_its_files(tmp_path: Path) -> None:
         documents(tmp_path / "none")
 
 
+def test_what_lies_in_a_folder_is_read_refused_or_no_file(tmp_path: Path) -> None:
+    system_or_skip("posix", "pipes with names and modes are POSIX's")
+    folder, elsewhere = tmp_path / "texts", tmp_path / "elsewhere"
+    for file in (folder / "b", elsewhere / "inner" / "a"):
+        file.parent.mkdir(parents=True)
+        file.write_text(file.name)
+    os.mkfifo(folder / "pipe")
+    (folder / "device").symlink_to("/dev/zero")
+    (folder / "a-link").symlink_to(elsewhere)
+    assert documents(folder) == ["a", "b"], "links are followed, and a pipe or a device is waited for by nobody"
+    (elsewhere / "inner" / "up").symlink_to(elsewhere)
+    with pytest.raises(ValueError, match="inner/up is a link to a folder that it is in"):
+        documents(folder)
+    (elsewhere / "inner" / "up").unlink()
+    (folder / "lost").symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError, match="texts/lost"):
+        documents(folder)
+
+
 def test_standard_input_is_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é ".encode() * 300_000), encoding="ascii"))
     assert documents(Path("-")) == ["é " * 300_000]
     assert DataConfig(text=("-",)).name == "standard input"
     with pytest.raises(ValueError, match="standard input is empty"):
         documents(Path("-"))
+
+
+@pytest.mark.parametrize("name", ["./-", ".", "{}/-", "{}"])
+def test_a_file_may_have_the_name_of_standard_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "-").write_text("a file")
+    monkeypatch.chdir(tmp_path)
+    source = DataConfig(text=(name.format(tmp_path),))
+    assert ["".join(document) for document in source.documents()] == ["a file"]
+    assert source.size() == 6
+    assert source.name != "standard input"
 
 
 def test_files_that_are_none_are_refused_before_any_is_read(tmp_path: Path) -> None:
@@ -149,7 +178,7 @@ def test_one_file_is_no_two_texts(name: str, tmp_path: Path) -> None:
         other.hardlink_to(file)
     elif name == "soft":
         other.symlink_to(file)
-    with pytest.raises(ValueError, match=r"text files .* are one, so what is held out is trained on: name one"):
+    with pytest.raises(ValueError, match=r"text file .* are one, so what is held out is trained on: name one"):
         read_documents([file, second])
 
 
@@ -186,8 +215,15 @@ def test_rows_that_hold_no_text_are_named(tmp_path: Path) -> None:
         lines.write_text('{"text": "fine"}\n\n' + line)
         with pytest.raises(LookupError, match=r"row 2 of .*lines\.jsonl has no text in a field 'text'"):
             documents(lines)
-    lines.write_text(r'{"text": "half \ud83d a pair, \ud83d\ude42"}')
-    assert documents(lines, errors="replace") == ["half \ufffd a pair, 🙂"]
+
+
+@pytest.mark.parametrize(("kind", "bad"), [*((kind, "\0") for kind in ROWS), (".jsonl", "\ud83d")])
+def test_what_is_no_text_is_refused_in_rows_as_in_plain_files(kind: str, bad: str, tmp_path: Path) -> None:
+    file = tmp_path / f"rows{kind}"
+    file.write_bytes(ROWS[kind](["fine 🙂", f"half {bad} a pair"], "text"))
+    with pytest.raises(ValueError, match=rf"row 2 of \S*rows\{kind} holds U\+{ord(bad):04X}, .*--text-errors replace"):
+        documents(file)
+    assert documents(file, errors="replace") == ["fine 🙂", "half \ufffd a pair"]
 
 
 @pytest.mark.parametrize(("library", "file"), [("zstandard", "a.zst"), ("pyarrow.parquet", "a.parquet")])

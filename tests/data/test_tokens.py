@@ -1,5 +1,6 @@
 """Token files: what they hold, and when they are written again."""
 
+import struct
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -135,7 +136,10 @@ def test_files_that_hold_no_tokens_are_refused(tmp_path):
     path = tmp_path / "tokens.npy"
     with pytest.raises(FileNotFoundError):
         open_tokens(path)
-    for content in (b"", b"no array", b"\x93NUMPY\x01\x00"):
+    fields = b"{'fortran_order': False, 'descr': %b, 'shape': (%b,)}\n"
+    headers = [fields % pair for pair in ((b"()", b"1"), (b"'<u2'", b"9" * 30), (b"'<u2'", b"-1"))]
+    damaged = [b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header for header in (*headers, b"{[]: 1}\n")]
+    for content in (b"", b"no array", b"\x93NUMPY\x01\x00", *damaged):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="not a whole token file"):
             open_tokens(path)

@@ -33,7 +33,7 @@ class TextConfig(Configuration):
     separator: str | None = None
     r"""Text between two documents of a file of plain text; \n stands for the end of a line, \t for a tab."""
     text_errors: Literal["strict", "replace"] = "strict"
-    """What becomes of bytes that are no UTF-8 text: refused with their place, or replaced by U+FFFD."""
+    """What becomes of what is no text, such as bytes that are no UTF-8: refused with its place, or read as U+FFFD."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -123,6 +123,7 @@ class DataConfig(TextConfig):
                 subset=self.dataset_subset,
                 split=self.dataset_split,
                 field=self.text_field,
+                errors=self.text_errors,
                 max_bytes=self.max_bytes,
             )
         return super().documents(advance) if self.text else default_documents()

@@ -12,20 +12,18 @@ import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tmm_core.errors import InputError, MissingFileError
+from tmm_adapters.files import open_to_read
+from tmm_core.errors import InputError, MissingFileError, NotAllowedError
 
 from ..progress import Advance
-from .rows import json_rows, optional_library, parquet_rows, texts_of
+from .rows import Errors, json_rows, optional_library, parquet_rows, texts_of
 
 if TYPE_CHECKING:
     from .text import Document
 
-__all__ = ["STANDARD_INPUT", "Errors", "read_documents", "size_of", "text_files"]
-
-Errors = Literal["strict", "replace"]
-"""What becomes of bytes that are no text: refused, or read as U+FFFD."""
+__all__ = ["STANDARD_INPUT", "read_documents", "size_of", "text_files"]
 
 STANDARD_INPUT = "-"
 
@@ -43,39 +41,45 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, /) -> bytes: ...
 
 
-def text_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Return the files of a text; nothing of them is read.
+def text_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
+    """Return the files of a text, None for standard input; nothing of them is read.
 
     Parameters
     ----------
     paths : sequence of path
         Files, folders, and "-" for standard input. Of folders, all files are taken in the order of their names, those
-        of their folders as well, except hidden and empty ones.
+        of their folders as well, except hidden and empty ones, and what is no file, such as a named pipe.
 
     Raises
     ------
     FileNotFoundError
         If there is nothing at a path.
+    PermissionError
+        If a folder must not be read.
     ValueError
         If no path is given, or a file is empty or given twice, under other names perhaps.
     """
     if any(not os.fspath(path) for path in paths):  # such as an unset variable of the shell; Path makes "." of it
         raise InputError("a text has an empty name: name a file or a folder (--text FILE)")
-    files = [file for path in paths for file in _files_of(Path(path))]
+    files: list[Path | None] = []
+    for path in paths:  # Path makes "-" of "./-", which is a file
+        files += [None] if os.fspath(path) == STANDARD_INPUT else _files_of(Path(path))
     if not files:
         raise InputError("no text file given: name at least one")
-    seen: dict[object, Path] = {}
+    seen: dict[object, str] = {}
     for file in files:
-        key: object = (file.stat().st_dev, file.stat().st_ino) if _is_named(file) else STANDARD_INPUT
+        key = None if file is None else (file.stat().st_dev, file.stat().st_ino)
         if key in seen:
-            raise InputError(f"text files {seen[key]} and {file} are one, so what is held out is trained on: name one")
-        seen[key] = file
+            raise InputError(
+                f"{seen[key]} and {_named(file)} are one, so what is held out is trained on: name one of them"
+            )
+        seen[key] = _named(file)
     return files
 
 
-def size_of(files: Iterable[Path]) -> int | None:
+def size_of(files: Iterable[Path | None]) -> int | None:
     """Return the bytes of files together, or None where only reading tells."""
-    sizes = [file.stat().st_size if file.is_file() else 0 for file in files]
+    sizes = [0 if file is None or not file.is_file() else file.stat().st_size for file in files]
     return sum(sizes) if all(sizes) else None
 
 
@@ -123,14 +127,11 @@ def read_documents(
 
 
 def _files_of(path: Path) -> Iterator[Path]:
-    if not _is_named(path):
-        yield path
-    elif path.is_dir():
-        inside = [file for file in sorted(path.rglob("*")) if not file.is_dir() and not _is_hidden(file, path)]
-        files = [file for file in inside if not file.exists() or file.stat().st_size]
+    if path.is_dir():
+        files = list(_files_in(path))
         if not files:
             raise InputError(f"folder {path} holds no text: leave it out, or give one with files that do")
-        yield from (file for inner in files for file in _files_of(inner))
+        yield from files
     elif not path.exists():
         raise MissingFileError(f"there is no text file {path}: check the path")
     elif path.is_file() and path.stat().st_size == 0:
@@ -139,51 +140,62 @@ def _files_of(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _is_named(path: Path) -> bool:
-    return str(path) != STANDARD_INPUT
+def _files_in(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """Yield the files in a folder that is in the folders `above`; a link to one of them has no end."""
+    above |= {folder.resolve()}
+    try:
+        inside = sorted(folder.iterdir())
+    except PermissionError as error:
+        raise NotAllowedError(f"you may not read the folder {folder}: ask its owner to let you") from error
+    for path in inside:
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            if path.resolve() in above:
+                raise InputError(f"{path} is a link to a folder that it is in: remove it, or name folders without it")
+            yield from _files_in(path, above)
+        elif not path.exists() or (path.is_file() and path.stat().st_size):
+            yield from _files_of(path)  # which refuses a link to nowhere
 
 
-def _is_hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in file.relative_to(folder).parts)
-
-
-def _documents(path: Path, field: str, separator: str | None, errors: Errors, advance: Advance) -> Iterator[Document]:
+def _documents(
+    path: Path | None, field: str, separator: str | None, errors: Errors, advance: Advance
+) -> Iterator[Document]:
     """Yield the documents of one file."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
+    suffixes = [] if path is None else [suffix.lower() for suffix in path.suffixes]
     compression = suffixes.pop() if suffixes and suffixes[-1] in _COMPRESSIONS else None
     kind = suffixes[-1] if suffixes else ""
     chunks = _chunks(path, advance)
     if compression is not None:
         chunks = _decompressed(chunks, path, *_COMPRESSIONS[compression]())
-    if kind == _PARQUET:
-        file = io.BytesIO(b"".join(chunks)) if compression or not path.is_file() else path.open("rb")
+    if path is not None and kind == _PARQUET:
+        file = io.BytesIO(b"".join(chunks)) if compression or not path.is_file() else open_to_read(path)
         with file:
-            yield from texts_of(parquet_rows(file, field, str(path)), field, str(path))
+            yield from texts_of(parquet_rows(file, field, str(path)), field, str(path), errors)
         return
     pieces = _decoded(chunks, path, errors)
     if kind in _JSON_LINES:
         lines = ("".join(line) for line in _separated(pieces, "\n"))
-        texts = texts_of(json_rows(lines, str(path)), field, str(path))
-        yield from texts if errors == "strict" else map(_without_surrogates, texts)
+        yield from texts_of(json_rows(lines, str(path)), field, str(path), errors)
     elif separator is not None:
         yield from _separated(pieces, separator)
     else:
         yield pieces
 
 
-def _chunks(path: Path, advance: Advance) -> Iterator[bytes]:
+def _chunks(path: Path | None, advance: Advance) -> Iterator[bytes]:
     """Yield the bytes of a file."""
-    if not _is_named(path):
+    if path is None:
         yield from iter(lambda: sys.stdin.buffer.read(_READ), b"")
         return
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         while data := file.read(_READ):
             advance(len(data))
             yield data
 
 
 def _decompressed(
-    chunks: Iterator[bytes], path: Path, make: Callable[[], _Decompressor], error_class: type[Exception]
+    chunks: Iterator[bytes], path: Path | None, make: Callable[[], _Decompressor], error_class: type[Exception]
 ) -> Iterator[bytes]:
     """Yield the bytes of a compressed file, which may be several, one after the other."""
     decompressor, whole = make(), True
@@ -214,7 +226,7 @@ _COMPRESSIONS: dict[str, Callable[[], tuple[Callable[[], Any], type[Exception]]]
 }
 
 
-def _decoded(chunks: Iterator[bytes], path: Path, errors: Errors) -> Iterator[str]:
+def _decoded(chunks: Iterator[bytes], path: Path | None, errors: Errors) -> Iterator[str]:
     """Yield the text of a file piece by piece; without `errors="replace"`, what is no UTF-8 text is refused."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     before, lines, empty = 0, 1, True  # bytes and lines of the earlier pieces
@@ -243,7 +255,7 @@ def _with_end(chunks: Iterator[bytes]) -> Iterator[bytes]:
     yield b""
 
 
-def _no_text(path: Path, data: bytes, place: int, before: int, lines: int) -> InputError:
+def _no_text(path: Path | None, data: bytes, place: int, before: int, lines: int) -> InputError:
     """Return an error about the byte `place` of `data`, which has so many bytes and lines before it."""
     line = lines + data.count(b"\n", 0, place)
     return InputError(
@@ -253,17 +265,12 @@ def _no_text(path: Path, data: bytes, place: int, before: int, lines: int) -> In
     )
 
 
-def _empty(path: Path) -> InputError:
+def _empty(path: Path | None) -> InputError:
     return InputError(f"{_named(path)} is empty: leave it out, or give one that holds text")
 
 
-def _named(path: Path) -> str:
-    return f"text file {path}" if _is_named(path) else "standard input"
-
-
-def _without_surrogates(text: str) -> str:
-    """Return `text` with U+FFFD for each half of a pair, which JSON can hold."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def _named(path: Path | None) -> str:
+    return "standard input" if path is None else f"text file {path}"
 
 
 def _separated(pieces: Iterator[str], separator: str) -> Iterator[Iterator[str]]:

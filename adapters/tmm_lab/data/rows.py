@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from tmm_adapters.extras import how_to_install
 from tmm_adapters.files import parse_json
 from tmm_core.errors import InputError, NotFoundError
 
-__all__ = ["dataset_documents", "json_rows", "optional_library", "parquet_rows", "texts_of"]
+__all__ = ["Errors", "dataset_documents", "json_rows", "optional_library", "parquet_rows", "texts_of"]
 
 
-def texts_of(rows: Iterable[Any], field: str, source: str) -> Iterator[str]:
+Errors = Literal["strict", "replace"]
+"""What becomes of bytes or characters that are no text: refused, or read as U+FFFD."""
+
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # what JSON can spell, and files of plain text cannot hold
+
+
+def texts_of(rows: Iterable[Any], field: str, source: str, errors: Errors = "strict") -> Iterator[str]:
     """Yield the text of each row; one that is null is passed over, as empty documents are.
 
     Raises
     ------
     LookupError
         If a row has no `field`, or holds no text there; the message names the row and the fields that do.
+    ValueError
+        If a text holds U+0000 or half of a pair of surrogates, unless these are replaced; the message names the row.
     """
     for number, row in enumerate(rows, 1):
         fields = row if isinstance(row, Mapping) else {}
         text = fields.get(field)
         if isinstance(text, str):
-            yield text
+            wrong = _NO_TEXT.search(text)
+            if wrong and errors == "strict":
+                raise InputError(
+                    f"row {number} of {source} holds U+{ord(wrong[0]):04X}, which is no character of a text: leave it "
+                    "out, or have such characters read as U+FFFD (--text-errors replace)"
+                )
+            yield _NO_TEXT.sub("\ufffd", text) if wrong else text
         elif text is not None or field not in fields:
             found = ", ".join(repr(name) for name, value in fields.items() if isinstance(value, str))
             remedy = f"choose one of {found} (--text-field)" if found else "leave it out"
@@ -63,6 +78,7 @@ def dataset_documents(
     subset: str | None = None,
     split: str = "train",
     field: str = "text",
+    errors: Errors = "strict",
     max_bytes: int | None = None,
     max_documents: int | None = None,
 ) -> Iterator[str]:
@@ -74,6 +90,8 @@ def dataset_documents(
         A data set of the hub, or a folder.
     subset, split, field : str
         Which of its configurations, which split, and the column that holds the text.
+    errors : "strict" or "replace"
+        What becomes of characters that are no text: refused, or read as U+FFFD.
     max_bytes, max_documents : int, optional
         Stop after these many bytes of UTF-8, where the last document is cut, or after so many documents.
 
@@ -90,7 +108,7 @@ def dataset_documents(
         If the data set cannot be opened, for want of a network or because there is none of this name.
     """
     datasets = optional_library("datasets", "data sets")
-    documents = texts_of(_rows(datasets, name, subset, split), field, f"data set {name!r}")
+    documents = texts_of(_rows(datasets, name, subset, split), field, f"data set {name!r}", errors)
     return itertools.islice(_up_to(documents, max_bytes), max_documents)
 
 
@@ -129,7 +147,7 @@ def _up_to(documents: Iterable[str], max_bytes: int | None) -> Iterator[str]:
         yield from documents
         return
     for document in documents:
-        data = document.encode(errors="replace")
+        data = document.encode()
         if len(data) > max_bytes:
             if cut := data[:max_bytes].decode(errors="ignore"):  # without a character that is cut
                 yield cut

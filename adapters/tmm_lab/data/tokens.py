@@ -75,11 +75,11 @@ def write_tokens(part: Part, tokenizer: Tokenizer, path: str | os.PathLike[str],
     description = {"part": part.sha256, "text": part.text.sha256, "tokenizer": tokenizer.fingerprint}
     try:
         found = parse_json(description_path(path).read_bytes())
-        if not check or digest(path) == found["sha256"]:
+        if isinstance(found, dict) and (not check or digest(path) == found.get("sha256")):
             tokens = open_tokens(path)
-            if found == {**description, "n_tokens": len(tokens), "sha256": found["sha256"]}:
+            if found == {**description, "n_tokens": len(tokens), "sha256": found.get("sha256")}:
                 return tokens
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+    except (OSError, ValueError):
         pass  # nothing usable is there, so it is written now
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     with atomic_write(path) as file, waiting("tokenizing", part.size) as advance:
@@ -107,7 +107,7 @@ def open_tokens(path: str | os.PathLike[str]) -> NDArray[Any]:
     """
     try:
         tokens = np.lib.format.open_memmap(os.fspath(path), mode="r")
-    except (ValueError, TokenError) as error:  # of a header that is no Python
+    except (ValueError, TokenError, OverflowError, LookupError, TypeError) as error:  # of a header that is damaged
         raise InputError(f"{path} is not a whole token file ({error}): remove it to have it rewritten") from error
     if tokens.ndim != 1 or tokens.dtype not in (np.uint16, np.uint32):
         raise InputError(f"{path} holds {tokens.dtype} of shape {tokens.shape}, not token ids: give another file")
