@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get
 
 from .errors import InputError, InputTypeError, NotFoundError
 
-__all__ = ["Bounds", "Configuration", "Count", "FieldType", "Size", "field_types"]
+__all__ = ["Bounds", "Configuration", "Count", "FieldType", "Size", "check_field", "field_types"]
 
 _WORDS: dict[type, str] = {
     int: "a whole number",
@@ -83,7 +83,7 @@ class Configuration:
     def __post_init__(self) -> None:
         """Check every field; a subclass that relates its fields to each other extends this."""
         for name, field in field_types(type(self)).items():
-            _check(name, getattr(self, name), field)
+            check_field(name, getattr(self, name), field)
 
     @classmethod
     def preset(cls, name: str = "default", **changes: Any) -> Self:
@@ -158,8 +158,25 @@ def _field_type(hint: Any) -> FieldType:
     return FieldType((origin or hint,))
 
 
-def _check(name: str, value: Any, field: FieldType) -> None:
-    """Refuse what is not plain data of the field's type: a configuration is compared, hashed and written as JSON."""
+def check_field(name: str, value: Any, field: FieldType) -> None:
+    """Refuse what is not plain data of the field's type: a configuration is compared, hashed and written as JSON.
+
+    Parameters
+    ----------
+    name : str
+        What errors call the field.
+    value : object
+        What it is to hold.
+    field : FieldType
+        What it may hold.
+
+    Raises
+    ------
+    TypeError
+        If the value is of another type.
+    ValueError
+        If it is out of the bounds, or none of the choices.
+    """
     if value is None and NoneType in field.types:
         return
     if field.choices:

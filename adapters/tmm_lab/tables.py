@@ -66,10 +66,12 @@ def markdown(rows: Sequence[Sequence[str]], *, keys: int, width: int | None) -> 
     return "\n\n".join(parts)
 
 
-def numbers(rows: Sequence[Sequence[str]], *, keys: int, width: int | None, notes: Sequence[str] = ()) -> str:
+def numbers(
+    rows: Sequence[Sequence[str]], *, keys: int, width: int | None, notes: Sequence[str] = (), names: bool = False
+) -> str:
     """Return columns of numbers, on the right; the heading first, and at the end of a row its note, if it has one.
 
-    The parameters are those of `markdown`.
+    The parameters are those of `markdown`; keys that are `names` stand on the left.
 
     Examples
     --------
@@ -82,8 +84,9 @@ def numbers(rows: Sequence[Sequence[str]], *, keys: int, width: int | None, note
                certified
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust if names and i < keys else str.rjust for i in range(len(widths))]
     parts = [
-        ["  ".join(row[i].rjust(widths[i]) for i in columns) for row in rows]
+        ["  ".join(sides[i](row[i], widths[i]) for i in columns) for row in rows]
         for columns in _parts([w + 2 for w in widths], keys, None if width is None else width + 2)
     ]
     for number, note in enumerate(notes):

@@ -175,6 +175,16 @@ def test_a_path_that_is_wrong_is_bad_input_and_not_a_failure(
         assert re.search(r"choose|check|name", refused(*command, code=2)), "the remedy"
 
 
+def test_names_are_written_as_they_are_and_what_the_encoding_lacks_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names need be no text, and a name that is shown should serve to be typed again."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    said = "run \udcff\udcfe, é 🙂 \ud83d\n"
+    monkeypatch.setattr("tmm_lab.cli.backends.run", lambda arguments: print(said, end="") or 0)
+    assert main(["backends"]) == 0
+    assert stream.buffer.getvalue() == b"run \xff\xfe, \\xe9 \\U0001f642 \\ud83d\n"
+
+
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_what_a_command_does_not_know_is_told_with_its_own_usage(
     command: str, capsys: pytest.CaptureFixture[str]

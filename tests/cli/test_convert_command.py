@@ -25,10 +25,10 @@ def test_convert_reads_a_reference_and_writes_a_model(
     assert read_config(tmp_path / "model") == config
     written = read_tensors(tmp_path / "model" / "model.safetensors")
     assert all((written[name] == params[name]).all() for name in params)
-    said = capsys.readouterr().out
+    said, told = capsys.readouterr()
     assert "4 heads, context" in said
     assert f"{sum(array.size for array in params.values()):,} parameters" in said
-    assert "tmm generate and tmm eval need one" in said, "else it would be a surprise later"
+    assert "tmm generate and tmm eval need one" in told, "else it would be a surprise later"
     assert "is not empty" in refused("convert", source, tmp_path / "model", "--mean")
 
 

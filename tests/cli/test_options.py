@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from tmm_core import TMMConfig
+from tmm_core.fields import field_types
 from tmm_lab.cli import build_parser, main
-from tmm_lab.cli.fields import add_fields, field_docstrings, given_fields
+from tmm_lab.cli.fields import add_fields, field_docstrings, given_fields, option_of
+from tmm_lab.compare.options import ComparisonOptions
 from tmm_lab.data.config import DataConfig
 from tmm_lab.training.options import TrainingOptions
+
+CONFIGURATIONS = (TMMConfig, TrainingOptions, DataConfig, ComparisonOptions)
 
 
 def test_every_field_of_model_and_training_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,11 +48,42 @@ def test_fields_become_options() -> None:
         parser.parse_args(["--kind", "c"])
 
 
-def test_an_option_of_several_values_takes_them_together_or_one_by_one() -> None:
-    def parsers() -> dict[str, argparse.ArgumentParser]:
-        (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
-        return commands.choices
+@pytest.mark.parametrize("cls", CONFIGURATIONS)
+def test_a_number_out_of_its_bounds_is_refused_by_the_name_of_its_option(cls: type) -> None:
+    bounded = {name: bounds for name, field in field_types(cls).items() for bounds in field.bounds}
+    assert bounded
+    for name, bounds in bounded.items():
+        kind = field_types(cls)[name].types[0]
+        wrong = [bounds.at_least - 1] if bounds.at_least is not None else [bounds.above]
+        wrong += [] if bounds.below is None else [bounds.below]
+        for value in wrong:
+            with pytest.raises(ValueError, match=f"^{option_of(name)} must be (above|at least|below) "):
+                given_fields(argparse.Namespace(**{name: kind(value)}), cls)
 
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    (commands,) = (a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    return commands.choices
+
+
+def test_a_path_that_names_nothing_is_refused_by_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty one would be the current folder: a variable of the shell that is not set."""
+    found = [(parser, action) for parser in parsers().values() for action in parser._actions]
+    paths = [(parser, action) for parser, action in found if action.metavar in ("DIR", "FILE", "IN")]
+    names = {action.option_strings[0] if action.option_strings else action.dest for _, action in paths}
+    assert names == {"--from", "--out", "--plot", "--prompts", "--resume", "--text", "--tokenizer", "dir", "source"}
+    assert not [action for _, action in found if action.type is Path]
+    for parser, action in paths:
+        for wrong, reason in (("", "the name is empty"), ("x" * 300, "cannot be used"), ("a\0b", "cannot be used")):
+            with pytest.raises(argparse.ArgumentError, match=reason):
+                parser._get_value(action, wrong)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--out", ""])
+    assert stopped.value.code == 2
+    assert "error: argument --out: the name is empty: give that of a file or folder" in capsys.readouterr().err
+
+
+def test_an_option_of_several_values_takes_them_together_or_one_by_one() -> None:
     def parsed(command: str, arguments: list[str]) -> dict[str, object]:
         """Parse by a new parser that asks for nothing else."""
         parser = parsers()[command]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,14 +20,19 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("on
 
 @pytest.fixture
 def root(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A finished run, and three that began after it: one stopped, two whose descriptions are empty and changed."""
+    """A finished run, and three that began after it: two whose descriptions are empty and changed, and one that was
+    killed after its second step, whose checkpoint is of the first."""
     monkeypatch.chdir(tmp_path)
     options = ["--steps", "2", "--text", str(text), "--evaluations", "1", "--held-out-bytes", "500"]
     assert main(["train", *TINY, *options, "--out", "runs/finished"]) == 0
-    fields = Run.open(Path("runs/finished")).description
+    run = Run.open(Path("runs/finished"))
+    fields = run.description
     for number, name in enumerate(("stopped", "empty", "changed")):
         (tmp_path / "runs" / name).mkdir()
         Run(Path("runs", name), {}).describe(**{**fields, "started": fields["started"] + number + 1, "finished": False})
+    shutil.copytree(run.checkpoints, "runs/stopped/checkpoints")
+    os.rename("runs/stopped/checkpoints/step-00000002", "runs/stopped/checkpoints/step-00000001")
+    shutil.copyfile(run.metrics, "runs/stopped/metrics.jsonl")
     Path("runs/empty/run.json").write_bytes(b"")
     path = Path("runs/changed/run.json")
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
@@ -41,17 +48,19 @@ def test_runs_are_listed_and_a_damaged_one_stops_nothing(
     cells = [line.split() for line in said.out.splitlines()]
     bits = Run.open(root / "finished").description["bits_per_byte"]
     assert cells[1:] == [
-        ["runs/stopped", "stopped", "0", "of", "2", "-"],
+        ["runs/stopped", "stopped", "1", "of", "2", "-"],
         ["runs/finished", "finished", "2", "of", "2", f"{bits:.3f}"],
     ]
     found = json.loads(printed(capsys, "runs", root, "--json"))
     assert [(run["state"], run["step"], run["total_steps"], run["bits_per_byte"]) for run in found["runs"]] == [
-        ("stopped", 0, 2, None),
+        ("stopped", 1, 2, None),
         ("finished", 2, 2, bits),
     ]
+    assert json.loads(printed(capsys, "runs", root / "finished", "--json"))["runs"] == found["runs"][1:]
     assert len(found["damaged"]) == 2
     with Run.open(root / "stopped").locked():
-        assert json.loads(printed(capsys, "runs", root, "--json"))["runs"][0]["state"] == "training"
+        training = json.loads(printed(capsys, "runs", root, "--json"))["runs"][0]
+        assert (training["state"], training["step"], training["bits_per_byte"]) == ("training", 2, bits)
     for damaged in ("empty", "changed"):
         assert f"runs/{damaged}/run.json" in said.err
         assert f"runs/{damaged}/run.json" in refused("train", "--resume", f"runs/{damaged}")

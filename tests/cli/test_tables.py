@@ -35,10 +35,18 @@ def a_long_run(folder: Path) -> Path:
     return make_run(folder / "run", CONFIG, {100_000 + step: lags_of(CONFIG) for step in range(13)})
 
 
+def a_folder_of_runs(folder: Path) -> Path:
+    (folder / "runs").mkdir()
+    for name in ("tmm-default-20261201-003453", "hyena-tuned-default-20261201-003454"):
+        make_run(folder / "runs" / name, CONFIG, {100_000: lags_of(CONFIG)})
+    return folder / "runs"
+
+
 COMMANDS: dict[str, Callable[[Path], list[object]]] = {
     "index": lambda folder: ["index", a_broken_model(folder), "--no-plot"],
     "index over time": lambda folder: ["index", a_long_run(folder), "--over-time", "--no-plot"],
     "backends": lambda folder: ["backends"],
+    "runs": lambda folder: ["runs", a_folder_of_runs(folder).relative_to(folder)],
     "agree": lambda folder: ["agree"],
     "bench": lambda folder: ["bench", "--backend", "numpy"],
 }
@@ -65,6 +73,7 @@ def test_no_line_is_longer_than_the_terminal(
     monkeypatch.setattr("tmm_lab.agree.compare.compare", lambda chosen, done: results_of_agreement())
     found = results_of_benchmarks(), ["no library " * 9]
     monkeypatch.setattr("tmm_lab.bench.suite.run_benchmarks", lambda patterns, environment: found)
+    monkeypatch.chdir(tmp_path)
     command = COMMANDS[name](tmp_path)
     capsys.readouterr()
     monkeypatch.setenv("COLUMNS", str(width))

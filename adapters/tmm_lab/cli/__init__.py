@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import io
 import logging
 import os
@@ -53,12 +54,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _prepare_streams() -> None:
     """Let nothing that is written fail for its encoding, or for a stream that the shell has closed."""
+    codecs.register_error("tmm", _as_it_can_be)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (open until the end)
         elif isinstance(stream, io.TextIOWrapper):  # a model may write what the terminal's encoding lacks
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="tmm")
+
+
+def _as_it_can_be(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Write bytes of names that are no text as they are, so that a name can be used again, and escape the rest."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(error)
 
 
 @contextmanager

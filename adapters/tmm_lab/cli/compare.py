@@ -11,7 +11,7 @@ from tmm_adapters.architecture import architectures, get_architecture
 
 from ..data.config import DataConfig
 from ..tables import terminal_width
-from .fields import CommandParser, add_fields, given_fields
+from .fields import CommandParser, add_fields, given_fields, path
 
 if TYPE_CHECKING:
     from ..compare.options import Arm, ComparisonOptions
@@ -41,7 +41,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
         help=f"architectures, the reference first (default: {' '.join(_all())})",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the comparison (default: comparisons/equal-<what>)"
+        "--out", type=path, metavar="DIR", help="folder of the comparison (default: comparisons/equal-<what>)"
     )
     add_fields(parser.add_argument_group("comparison"), ComparisonOptions)
     add_fields(

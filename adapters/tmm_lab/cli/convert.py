@@ -9,6 +9,9 @@ from tmm_adapters.architecture import get_architecture
 from tmm_adapters.files import require_empty
 from tmm_adapters.pretrained import read_tensors, save_params
 
+from ..progress import note
+from .fields import path, path_as_given
+
 __all__ = ["add_parser"]
 
 
@@ -20,8 +23,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Read a checkpoint of the paper's research code, recognise the variant by names and shapes, and "
         "write a model folder.",
     )
-    parser.add_argument("source", type=Path, metavar="IN", help="safetensors file of the parameters")
-    parser.add_argument("dir", type=Path, metavar="DIR", help="the model folder to write, new or empty")
+    parser.add_argument("source", type=path, metavar="IN", help="safetensors file of the parameters")
+    parser.add_argument("dir", type=path, metavar="DIR", help="the model folder to write, new or empty")
     parser.add_argument(
         "--mean",
         action=argparse.BooleanOptionalAction,
@@ -29,6 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--tokenizer",
+        type=path_as_given,
         metavar="FILE",
         help="tokenizer.json of the model, or 'bytes' where tokens are bytes and an end-of-text (default: none, and no "
         "text can be read or written)",
@@ -52,6 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
     save_params(arguments.dir, params, config, tokenizer)
     size = sum(array.size for array in params.values())
     if tokenizer is None:
-        print("note: without a tokenizer (--tokenizer) the model knows tokens only; tmm generate and tmm eval need one")
+        note("without a tokenizer (--tokenizer) the model knows tokens only; tmm generate and tmm eval need one")
     print(f"{arguments.dir}: {get_architecture(config.model_type).summary(config)}, {size:,} parameters")
     return 0

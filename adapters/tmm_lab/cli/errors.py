@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import sys
@@ -28,7 +29,7 @@ def report_error(error: Exception, command: Sequence[str]) -> int:
     if isinstance(error, TMMError):
         code, text = 2, str(error)
     elif isinstance(error, OSError):
-        text = str(error)
+        text = str(error) if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # PyTorch's
         text = f"out of memory: try a smaller --batch, --max-len or model ({_first_line(error)})"
     elif isinstance(error, ImportError) and (error.name or "").split(".")[0] not in _OURS:

@@ -12,12 +12,13 @@ import textwrap
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from tmm_core.errors import InputError
-from tmm_core.fields import FieldType, field_types
+from tmm_core.fields import FieldType, check_field, field_types
 
-__all__ = ["CommandParser", "add_fields", "as_text", "given_fields"]
+__all__ = ["CommandParser", "add_fields", "as_text", "given_fields", "option_of", "path", "path_as_given"]
 
 _METAVARS = {int: "N", float: "X", str: "NAME", tuple: "FILE"}
 _METAVARS_BY_NAME = {"prompt": "TEXT", "separator": "TEXT", "tokenizer": "FILE", "report_to": "NAMES"}
@@ -60,7 +61,7 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, *, defaults: Any =
         default = getattr(defaults, field.name, field.default)
         shown = "" if default in (None, ()) else f" (default: {shlex.quote(str(default))})"  # spaces are seen
         parser.add_argument(
-            "--" + field.name.replace("_", "-"),
+            option_of(field.name),
             dest=field.name,
             default=argparse.SUPPRESS,
             help=(notes.get(field.name, "").removesuffix(".") + shown).replace("%", "%%").replace("`", ""),
@@ -69,9 +70,50 @@ def add_fields(parser: argparse._ActionsContainer, cls: type, *, defaults: Any =
 
 
 def given_fields(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
-    """Return the fields of `cls` that the user gave."""
-    given = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(cls) if f.name in arguments}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    """Return the fields of `cls` that the user gave; one that is out of its bounds is refused by its option."""
+    given: dict[str, Any] = {}
+    for name, field in field_types(cls).items():
+        if name in arguments:
+            value = getattr(arguments, name)
+            given[name] = tuple(value) if isinstance(value, list) else value
+            check_field(option_of(name), given[name], field)
+    return given
+
+
+def option_of(field: str) -> str:
+    """Return the option for a field.
+
+    >>> option_of("max_len")
+    '--max-len'
+    """
+    return "--" + field.replace("_", "-")
+
+
+def path(value: str) -> Path:
+    """Return the path that an argument gives.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If there can be nothing under such a name. An empty one, such as an unset variable of the shell, is not the
+        current folder.
+    """
+    if not value:
+        raise argparse.ArgumentTypeError("the name is empty: give that of a file or folder, . for the current folder")
+    try:
+        os.lstat(value)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # it may be made
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise argparse.ArgumentTypeError(f"{value} cannot be used ({reason}): give another file or folder") from error
+    return Path(value)
+
+
+def path_as_given(value: str) -> str:
+    """Return a path as it is written: - and ./- are two."""
+    path(value)
+    return value
 
 
 def as_text(option: str, value: str) -> str:
@@ -102,6 +144,7 @@ def _argument(name: str, field: FieldType) -> dict[str, Any]:
     if field.choices:
         return {"choices": field.choices, "type": kind}
     metavar = _METAVARS_BY_NAME.get(name, _METAVARS[kind])
+    read = path_as_given if metavar == "FILE" else kind
     if kind is tuple:  # --text a b and --text a --text b are the same
-        return {"nargs": "+", "action": "extend", "metavar": metavar}
-    return {"type": kind, "metavar": metavar}
+        return {"type": read, "nargs": "+", "action": "extend", "metavar": metavar}
+    return {"type": read, "metavar": metavar}

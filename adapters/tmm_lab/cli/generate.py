@@ -15,7 +15,7 @@ from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError
 
 from ..progress import waiting
-from .fields import as_text
+from .fields import as_text, path
 from .model_options import add_model_options, check_backend, model_folder
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     begin.add_argument("--prompt", metavar="TEXT", help="the text to continue")
     begin.add_argument(
         "--prompts",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="continue each line of this file, all in one batch, and write the texts one after the other; empty "
         "lines are skipped",
@@ -115,17 +115,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(file: Path) -> list[str]:
     """Return the lines of a file that hold text."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # other separators belong to the text
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # other separators belong to the text
     except FileNotFoundError as error:
-        raise MissingFileError(f"there is no file {path} of --prompts: check the path") from error
+        raise MissingFileError(f"there is no file {file} of --prompts: check the path") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"--prompts {path} is not UTF-8 text ({error}): convert it") from error
+        raise InputError(f"--prompts {file} is not UTF-8 text ({error}): convert it") from error
     prompts = [line for line in lines if line.strip()]
     if not prompts:
-        raise InputError(f"--prompts {path} has no line with text: give the model something to begin with")
+        raise InputError(f"--prompts {file} has no line with text: give the model something to begin with")
     return prompts
 
 

@@ -15,8 +15,9 @@ from tmm_adapters.pretrained import WEIGHTS, read_config, read_tensors
 from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError
 
-from ..progress import waiting
+from ..progress import note, waiting
 from ..tables import filled, numbers, terminal_width
+from .fields import path
 from .model_options import model_folder, newest_run
 
 if TYPE_CHECKING:
@@ -45,13 +46,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "dir",
         nargs="?",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="folder of a run, a model or a checkpoint, or a safetensors file of the paper's research code "
         "(default: the newest run)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="the picture, .png or .pdf (default: DIR/index.png)")
+    parser.add_argument("--plot", type=path, metavar="FILE", help="the picture, .png or .pdf (default: DIR/index.png)")
     parser.add_argument("--no-plot", action="store_true", help="draw no picture")
     parser.add_argument(
         "--length",
@@ -170,7 +171,7 @@ def _warn_if_slow(matrices: int, n: int) -> None:
 
     if matrices * min(n, DENSE) ** 3 > _SLOW:
         quicker = f"; --length {_LENGTH} is quicker" if n > _LENGTH else ""
-        print(f"note: {matrices} matrices on {counted(n, 'token')} take a while{quicker}", file=sys.stderr)
+        note(f"{matrices} matrices on {counted(n, 'token')} take a while{quicker}")
 
 
 def _chosen_backend() -> bool:
@@ -236,11 +237,6 @@ def _require_picture(picture: Path, config: TMMConfig) -> None:
 
 def _draw(picture: Path, draw: Callable[[], None], *, quiet: bool) -> None:
     """Draw, and say where."""
-    try:
-        with waiting("drawing"):
-            draw()
-    except OSError as error:
-        raise OSError(
-            f"cannot write the picture {picture} ({error.strerror or error}): choose another --plot"
-        ) from error
+    with waiting("drawing"):
+        draw()
     print(f"picture: {picture}", file=sys.stderr if quiet else sys.stdout)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tmm_core import available_backends, chosen_backend, get_backend
+
+from ..progress import note
+from .fields import path
 
 if TYPE_CHECKING:
     from ..training.runs import Run
@@ -19,7 +21,7 @@ __all__ = ["add_model_options", "check_backend", "model_folder", "newest_run"]
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the folder of the model, the framework and the device."""
     parser.add_argument(
-        "dir", nargs="?", type=Path, metavar="DIR", help="folder of a run or of a model (default: the newest run)"
+        "dir", nargs="?", type=path, metavar="DIR", help="folder of a run or of a model (default: the newest run)"
     )
     parser.add_argument(
         "--framework",
@@ -78,4 +80,4 @@ def newest_run(*, unfinished: bool = False) -> Run:
 def _say_skipped(reasons: Sequence[str]) -> None:
     """Say on stderr what was passed over, and why."""
     for reason in reasons:
-        print(f"note: skipped {reason}", file=sys.stderr)
+        note(f"skipped {reason}")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmm_core.errors import MissingFileError
 
+from ..progress import note, waiting
+from ..tables import numbers, terminal_width
+from .fields import path
+
 if TYPE_CHECKING:
+    from ..progress import Advance
     from ..training.runs import Run
 
 __all__ = ["add_parser"]
@@ -23,10 +26,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "runs",
         help="list training runs, how far each has come, and its bits per byte",
         description="List the training runs in a folder, the newest first: whether each is finished, in training or "
-        "stopped, its steps, and the bits per byte of its held-out text at the last evaluation; lower is better where "
-        "the text is the same.",
+        "stopped, its steps (of one that is stopped, those that resuming it goes on from), and the bits per byte of "
+        "its held-out text at the last evaluation; lower is better where the text is the same.",
     )
-    parser.add_argument("dir", nargs="?", type=Path, metavar="DIR", help="folder that holds the runs (default: runs)")
+    parser.add_argument(
+        "dir", nargs="?", type=path, metavar="DIR", help="folder that holds the runs, or that of a run (default: runs)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     parser.set_defaults(run=run)
 
@@ -40,27 +45,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dir is not None and not root.is_dir():
         raise MissingFileError(f"there is no folder {root}: check the path")
     runs, wrong = find_runs(root)
-    facts = [_facts(run) for run in runs]
+    with waiting("looking for the newest intact checkpoints", len(runs)) as advance:
+        facts = [_facts(run, advance) for run in runs]
     if arguments.json:
         print(json.dumps({"runs": facts, "damaged": wrong}, indent=2))
         return 0
     for reason in wrong:
-        print(f"note: {reason}", file=sys.stderr)
+        note(reason)
     if not facts:
         print(f"no runs in {root.absolute()}; tmm train begins one")
         return 0
     rows = [("run", "state", "steps", "bits per byte"), *map(_row, facts)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())
+    print(numbers(rows, keys=1, width=terminal_width(), names=True))
     return 0
 
 
-def _facts(run: Run) -> dict[str, Any]:
+def _facts(run: Run, advance: Advance) -> dict[str, Any]:
     """Return what there is to tell of a run, fit for JSON."""
     from ..training.listing import progress_of
 
     progress = progress_of(run)
+    advance()
     return {
         "run": str(run.folder),
         "architecture": run.description["config"].get("model_type"),

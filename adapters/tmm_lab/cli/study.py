@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..data.config import DataConfig
 from .compare import run_comparison
-from .fields import CommandParser, add_fields, given_fields
+from .fields import CommandParser, add_fields, given_fields, path
 
 __all__ = ["add_parser", "run"]
 
@@ -28,7 +28,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     size.add_argument("--quick", action="store_true", help="small models, in about twenty minutes on two cores")
     size.add_argument("--full", action="store_true", help="larger models, for a night or for a GPU")
     parser.add_argument("--minutes", type=float, metavar="X", help="another duration")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the study (default: studies/<name>-<size>)")
+    parser.add_argument("--out", type=path, metavar="DIR", help="folder of the study (default: studies/<name>-<size>)")
     data = DataConfig(held_out_bytes=efficiency.HELD_OUT_BYTES)
     add_fields(parser.add_argument_group("text and tokens"), DataConfig, defaults=data)
     parser.set_defaults(run=run)

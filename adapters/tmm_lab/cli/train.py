@@ -15,7 +15,7 @@ from tmm_core.errors import InputError
 from ..data.config import DataConfig
 from ..training.environment import launched
 from ..training.options import TrainingOptions
-from .fields import CommandParser, add_fields, as_text, given_fields
+from .fields import CommandParser, add_fields, as_text, given_fields, option_of, path
 from .model_options import check_backend, model_folder, newest_run
 
 __all__ = ["add_parser"]
@@ -45,14 +45,14 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="folder of the run, new or empty (default: runs/<architecture>-<preset>-<time>)",
     )
     parser.add_argument(
         "--resume",
         nargs="?",
-        type=Path,
+        type=path,
         const=None,
         metavar="DIR",
         help="resume the run in DIR, or the newest that is not finished, from its newest intact checkpoint; --steps "
@@ -61,7 +61,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     parser.add_argument(
         "--from",
         dest="start",
-        type=Path,
+        type=path,
         metavar="DIR",
         help="begin a new run with the parameters and the tokenizer of the model in DIR, folder of a run or a model",
     )
@@ -154,4 +154,4 @@ def _known_model(arguments: argparse.Namespace, start: Path) -> dict[str, Any]:
 
 def _option(name: str) -> str:
     """Return the option whose value is kept under a name."""
-    return "--from" if name == "start" else "--" + name.replace("_", "-")
+    return "--from" if name == "start" else option_of(name)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from tmm_adapters.checkpoints import DESCRIPTION
+from tmm_adapters.checkpoints import DESCRIPTION, newest_intact, step_of
 from tmm_core.errors import InputError, MissingFileError, TMMError
 
 from .reporter import BITS
@@ -20,30 +21,44 @@ class Progress(NamedTuple):
     state: Literal["finished", "training", "stopped"]
     """`stopped` can be resumed."""
     step: int
-    """Optimiser steps recorded."""
+    """Optimiser steps: of a stopped run, those of the checkpoint that it would go on from; else those recorded."""
     bits_per_byte: float | None
-    """Held-out cost at the last evaluation."""
+    """Held-out cost at the last evaluation until then."""
 
 
 def progress_of(run: Run) -> Progress:
-    """Return how far a run has come; whether a process trains it is known where folders can be locked."""
+    """Return how far a run has come; whether a process trains it is known where folders can be locked.
+
+    The checkpoints of a stopped run are read, to see which is whole.
+    """
     records = run.records()
-    costs = [record[BITS] for record in records if isinstance(record.get(BITS), float)]
-    step, bits = max((record["step"] for record in records), default=0), costs[-1] if costs else None
+    step = max((record["step"] for record in records), default=0)
     if run.description["finished"]:
-        return Progress("finished", step, run.description.get("bits_per_byte", bits))
+        return Progress("finished", step, run.description.get("bits_per_byte", _bits(records)))
     try:
         with run.locked():
-            return Progress("stopped", step, bits)
+            pass
     except InputError:  # by the process that trains it
-        return Progress("training", step, bits)
+        return Progress("training", step, _bits(records))
+    checkpoint, _ = newest_intact(run.checkpoints)
+    step = 0 if checkpoint is None else step_of(checkpoint)
+    return Progress("stopped", step, _bits([record for record in records if record["step"] <= step]))
+
+
+def _bits(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the held-out cost that was recorded last."""
+    costs = [record[BITS] for record in records if isinstance(record.get(BITS), float)]
+    return costs[-1] if costs else None
 
 
 def find_runs(root: Path = RUNS) -> tuple[list[Run], list[str]]:
-    """Return the runs in `root`, the one that began last first, and what is wrong with those that cannot be used."""
+    """Return the runs in `root`, the one that began last first, and what is wrong with those that cannot be used.
+
+    The folder of a run stands for that run.
+    """
     runs: list[Run] = []
     wrong: list[str] = []
-    for path in sorted(root.glob(f"*/{DESCRIPTION}")):
+    for path in [root / DESCRIPTION] if (root / DESCRIPTION).is_file() else sorted(root.glob(f"*/{DESCRIPTION}")):
         try:
             runs.append(Run.open(path.parent))
         except (TMMError, OSError) as error:
