@@ -1,8 +1,8 @@
 """Files and folders that appear under their names only when they are complete, and that are read only as written.
 
 A folder that is written at once holds `SHA256SUMS`, the digest of each of its files, as `sha256sum --check` reads it;
-other folders grow one with their files. Whoever reads a file asks `check` first. A folder without digests, as other
-tools write it, is read as it is; in the folder of a run there is none of them.
+others grow one with the files that `add_sum` is told of. Whoever reads a file of either kind asks `check` first. A
+folder without digests, as other tools write it, is read as it is, unless it is in the folder of a run.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ _REMEDIES = {
     errno.ENOTEMPTY: "move away what is in its place",
     errno.EISDIR: "move away what is in its place",
     errno.ENOTDIR: "move away what is in its place",
+    errno.EFBIG: "let files be larger (ulimit -f)",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 
@@ -233,7 +235,8 @@ def add_sum(path: Path, sha256: str) -> None:
 
     Until then the one that has it is intact as well, so no moment is one at which neither is.
     """
-    with (path.parent / SUMS).open("ab") as file:
+    sums = path.parent / SUMS
+    with _as_write_errors(sums, sums), sums.open("ab") as file:
         file.write(f"{sha256}  {path.name}\n".encode())
         file.flush()
         os.fsync(file.fileno())
@@ -328,7 +331,8 @@ def _as_write_errors(path: Path, temporary: Path) -> Iterator[None]:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")  # threads and other machines may write too
+    # Threads and other machines may write too; and names have a limit, which is near where that of the file is long.
+    return path.with_name(f".{path.name[:50]}.{secrets.token_hex(4)}.part")
 
 
 def _sync(path: Path) -> None:

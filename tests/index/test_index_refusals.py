@@ -48,11 +48,13 @@ def test_a_picture_that_cannot_be_written_costs_no_table(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Figure, "savefig", full)
-    assert main(["index", str(make(tmp_path / "model"))]) == 1
+    picture = tmp_path / "before.png"
+    picture.write_bytes(b"an earlier one")
+    assert main(["index", str(make(tmp_path / "model")), "--plot", str(picture)]) == 1
     captured = capsys.readouterr()
     assert "index of 8 filters" in captured.out
-    assert "cannot write the picture" in captured.err
-    assert "(No space left on device): choose another --plot" in captured.err
+    assert f"cannot write {picture}: No space left on device; make room" in captured.err
+    assert picture.read_bytes() == b"an earlier one"
 
 
 def test_a_library_that_is_missing_is_named_with_the_remedy(

@@ -1,7 +1,7 @@
 """Random damages to the files of runs: what is used is what was written, or one clear line says what is wrong.
 
-`TMM_DAMAGES=1000 pytest -m slow tests/training/test_random_damages.py` tries 1000 of them; the number of a test is the
-seed of its damage.
+`TMM_TEST_DAMAGES=1000 pytest -m slow tests/training/test_random_damages.py` tries 1000 of them; the number of a test is
+the seed of its damage, and `TMM_TEST_DAMAGES_SEED` that of the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tmm_lab.training.runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:skipped")]
 
-DAMAGES = int(os.environ.get("TMM_DAMAGES", "20"))
+DAMAGES = int(os.environ.get("TMM_TEST_DAMAGES", "20"))
+FIRST = int(os.environ.get("TMM_TEST_DAMAGES_SEED", "0"))
 MORE = 3  # steps that an unfinished run has to go
 
 
@@ -143,7 +144,7 @@ def shown_by(name: str, out: str) -> set[str]:
     return set(re.findall(r"^  (.+ \d\.\d+)$", out, re.M))
 
 
-@pytest.mark.parametrize("seed", range(DAMAGES))
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + DAMAGES))
 def test_what_is_used_is_what_was_written(
     seed: int, runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,6 +25,7 @@ from support.training_runs import (
 )
 
 from tmm_adapters.checkpoints import checkpoints, newest_intact, step_of
+from tmm_adapters.files import SUMS, digest
 from tmm_adapters.pretrained import read_tensors
 from tmm_lab.cli import main
 from tmm_lab.evaluation.measure import Batch
@@ -125,6 +126,11 @@ def test_what_came_after_the_checkpoint_is_recorded_once(finished: Path, tmp_pat
     theirs.unlink()
     assert not list(run.folder.rglob(".*")), "what was half written is swept away"
     assert traces(run.folder) == traces(finished)
+    lists = list(run.folder.rglob(SUMS))
+    assert {path.parent.name for path in lists} > {run.folder.name, "parameters", "model"}
+    for path in lists:  # as sha256sum --check does
+        lines = [line.split("  ", 1) for line in path.read_text().splitlines()]
+        assert lines == [[digest(path.parent / name), name] for _, name in lines], path
 
 
 def test_an_evaluation_that_a_signal_cut_short_is_made_up_for(

@@ -77,7 +77,7 @@ def test_a_folder_that_cannot_be_locked_is_told(
 def test_where_no_folder_can_be_made_another_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("runs").write_text("a file")
-    with pytest.raises(OSError, match=r"cannot make the folder runs/default-.* choose another --out"):
+    with pytest.raises(OSError, match=r"cannot write runs/default-.*: Not a directory; move away what is in its place"):
         Run.create(None, "default")
 
 

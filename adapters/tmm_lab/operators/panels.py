@@ -18,6 +18,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from tmm_adapters.files import atomic_write
 from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError, NotAFileError
 
@@ -87,16 +88,16 @@ def draw_rows(
     ------
     ValueError, FileNotFoundError, IsADirectoryError
         As `require_picture`.
-    OSError
+    WriteError
         If the file cannot be written.
     """
     require_picture(path, len(rows))
-    with own_style():
+    with own_style(), atomic_write(path) as file:
         if path.suffix.lower() == ".png":
-            next(_pages([rows], draw, columns, title)).savefig(path, format="png", pil_kwargs={"compress_level": 3})
+            next(_pages([rows], draw, columns, title)).savefig(file, format="png", pil_kwargs={"compress_level": 3})
             return
         pages = [rows[first : first + _ROWS_A_PAGE] for first in range(0, len(rows), _ROWS_A_PAGE)]
-        with PdfPages(path) as pdf:
+        with PdfPages(file) as pdf:
             for figure in _pages(pages, draw, columns, title):
                 pdf.savefig(figure)
 

@@ -270,7 +270,7 @@ class Loop:
         if self._runtime.first:
             run, begin = self._job.run, time.monotonic()
             with self.clock.pause(), waiting("saving"):
-                self.state.samples_size = run.samples.stat().st_size if run.samples.is_file() else 0
+                self.state.sizes = run.sizes()
                 self.state.seconds = self.clock.seconds
                 write_checkpoint(run.checkpoints, self.state.step, self._write)
             self._budget.saved(time.monotonic() - begin)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from tmm_adapters.files import parse_json
@@ -32,8 +32,8 @@ class LoopState:
     """Time of all sessions until now, for a run of given minutes."""
     records: int = 0
     """Lines of metrics.jsonl."""
-    samples_size: int = 0
-    """Bytes of samples.txt."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes of the other files that tell of the course of the run, by name."""
 
     def write(self, folder: Path) -> None:
         """Write the file of a checkpoint."""
@@ -49,10 +49,11 @@ class LoopState:
             If it is missing, or holds something else.
         """
         path = checkpoint / _FILE
-        kinds = {field.name: float if field.type == "float" else int for field in fields(cls)}
+        kinds = {field.name: type(getattr(cls(), field.name)) for field in fields(cls)}
         try:
             found = parse_json(path.read_text(encoding="utf-8"))
-            if found.keys() == kinds.keys() and all(type(found[name]) is kinds[name] for name in kinds):
+            fit = found.keys() == kinds.keys() and all(type(found[name]) is kinds[name] for name in kinds)
+            if fit and all(type(size) is int for size in found["sizes"].values()):
                 return cls(**found)
             reason = "other fields than a checkpoint of a run"
         except (OSError, ValueError, AttributeError) as error:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
+from tmm_adapters.files import WriteError
 from tmm_core.errors import InputError
 
 __all__ = ["read_state", "write_state"]
@@ -28,7 +29,7 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
 
     Raises
     ------
-    OSError
+    WriteError
         If it cannot be written, for example on a full disk.
 
     Notes
@@ -37,14 +38,14 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """
     needed = sum(array.nbytes for array in jax.tree.leaves(dict(state)))
     if shutil.disk_usage(folder.parent).free < needed:  # Orbax would tell it less clearly, and only when it is full
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+        raise WriteError(folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def save(checkpointer: ocp.Checkpointer) -> None:
         checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(dict(state)))
 
     _, failure = _by_orbax(save)
     if failure is not None:
-        raise OSError(f"cannot write {folder}: {failure}")
+        raise WriteError(folder, OSError(failure))
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tmm_adapters.architecture import Heatmap
+from tmm_adapters.files import atomic_write
 
 from ..operators.panels import draw_heatmap
 
@@ -54,8 +55,8 @@ def plot_training(
     heatmap : Heatmap, optional
         Drawn beside the curve.
     """
-    with own_style():
-        _draw(title, curve, training, baselines, heatmap).savefig(path, format="png")
+    with own_style(), atomic_write(path) as file:
+        _draw(title, curve, training, baselines, heatmap).savefig(file, format="png")
 
 
 def _draw(title: str, curve: Curve, training: Curve, baselines: Mapping[str, float], heatmap: Heatmap | None) -> Figure:

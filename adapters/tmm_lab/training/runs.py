@@ -11,7 +11,9 @@ samples.txt         what the model wrote at every evaluation
 model/              the trained model, once finished
 training.png        the curve, and what the architecture draws, once finished
 
-Every folder has its `SHA256SUMS`, and `run.json` holds its own digest: what was written is what is read.
+What is read of models, checkpoints, `parameters/` and the tokenizer is what was written: their digests are in the
+`SHA256SUMS` beside them, those of the text and its tokens in the descriptions beside them, and `run.json` holds its
+own. The pictures and what tells of the course of a run, `metrics.jsonl` and `samples.txt`, have none.
 """
 
 from __future__ import annotations
@@ -31,7 +33,17 @@ from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig, config_from_dict
 from tmm_adapters.checkpoints import CHECKPOINTS, DESCRIPTION, MODEL
-from tmm_adapters.files import add_sum, atomic_write, locked, open_to_read, parse_json, require_empty, sweep
+from tmm_adapters.files import (
+    SUMS,
+    WriteError,
+    add_sum,
+    atomic_write,
+    locked,
+    open_to_read,
+    parse_json,
+    require_empty,
+    sweep,
+)
 from tmm_core.errors import ExistingFileError, InputError, MissingFileError
 
 from ..data.config import DataConfig
@@ -93,7 +105,7 @@ class Run:
         ------
         FileExistsError
             If `out` holds anything but a run that was cut short before its first step could begin.
-        OSError
+        WriteError
             If the folder cannot be made.
         """
         if out is not None:
@@ -101,7 +113,7 @@ class Run:
             try:
                 out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise _cannot_make(out, error) from error
+                raise WriteError(out, error) from error
             return cls(out, {})
         stem, attempt = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
         while True:
@@ -111,7 +123,7 @@ class Run:
             except FileExistsError:  # two runs that began in the same second
                 attempt += 1
             except OSError as error:
-                raise _cannot_make(folder, error) from error
+                raise WriteError(folder, error) from error
             else:
                 return cls(folder, {})
 
@@ -242,18 +254,26 @@ class Run:
             plan = [Revision(0, steps, options.evaluations or spread(EVALUATIONS, steps))]
         return Schedule(plan, options.warmup)
 
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of each file beside the records that tells of the course of the run, by its name."""
+        files = (self.samples, self.parameters / SUMS, *self.logged_parameters().values())
+        return {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in files if path.is_file()}
+
     def go_back_to(self, state: LoopState) -> None:
-        """Drop what was recorded after `state`, which a resumed run records again, and files that are half written."""
+        """Drop what was recorded and written since `state`, which a resumed run does again, and what is half written.
+
+        Of the records those that are damaged go as well, so that the next one begins a line.
+        """
         kept = [record for record in self.records() if record["step"] <= state.step][: state.records]
         with atomic_write(self.metrics) as file:
             file.write("".join(json.dumps(record) + "\n" for record in kept).encode())
-        if self.samples.is_file():
-            os.truncate(self.samples, min(state.samples_size, self.samples.stat().st_size))
-        for step, path in self.logged_parameters().items():
-            if step > state.step:
-                path.unlink()
-        sweep(self.folder)
         state.records = len(kept)
+        for name, size in self.sizes().items():
+            if name in state.sizes:
+                os.truncate(self.folder / name, min(size, state.sizes[name]))
+            else:
+                (self.folder / name).unlink()
+        sweep(self.folder)
 
 
 def require_new(folder: Path) -> None:
@@ -275,10 +295,6 @@ def require_new(folder: Path) -> None:
 
 def _is_revision(value: Any) -> bool:
     return isinstance(value, list) and len(value) == len(Revision._fields) and all(type(x) is int for x in value)
-
-
-def _cannot_make(folder: Path, error: OSError) -> OSError:
-    return OSError(f"cannot make the folder {folder} ({error.strerror}): choose another --out")
 
 
 def _digest(description: Mapping[str, Any]) -> str:
