@@ -54,11 +54,14 @@ def test_results_are_those_of_the_runs(whole):
     for entry in results.entries:
         for seed, bits in enumerate(entry.final):
             run = Run.open(folder / "runs" / f"{entry.label.replace(' ', '-')}-seed-{seed}")
-            assert run.description["bits_per_byte"] == bits
             assert run.parsed().options.learning_rate == entry.learning_rate
-            # What each document costs adds up to what the whole text does.
-            nats = np.load(run.folder / "documents.npy").sum()
+            # It is that of the whole text, as `tmm eval` measures it; while a run is trained, a part is.
+            model, tokenizer = load_model(run.model)
+            data = open_data(run, run.parsed().data, check=True)
+            windows = evaluation_windows(data.held_out_tokens, OPTIONS.max_len, None)
+            nats = held_out_nats(TorchModel(model), windows, batch=8)
             assert nats / np.log(2) / results.text["held_out_bytes"] == pytest.approx(bits, rel=1e-5)
+            assert {record["eval_share"] < 0.2 for record in run.records() if BITS in record} == {True}
         assert entry.candidates[f"{entry.learning_rate:g}"] == min(entry.candidates.values())
         assert len(entry.candidates) == 3
     first, second = results.entries

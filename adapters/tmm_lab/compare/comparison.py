@@ -21,6 +21,7 @@ from tmm_adapters.files import atomic_write
 from tmm_adapters.words import counted
 
 from ..data.config import DataConfig
+from ..data.tokens import bits_per_byte
 from ..evaluation.accounts import Speeds, speeds
 from ..progress import Advance, waiting
 from ..training import session
@@ -30,10 +31,10 @@ from ..training.loop import DivergedError
 from ..training.options import TrainingOptions
 from ..training.preparation import description_of, prepared_from
 from ..training.runs import DESCRIPTION, Run
-from ..training.schedule import spread
+from .documents import costs_of
 from .entries import collect_results
 from .folder import Folder
-from .length import EVALUATIONS, RATES, TimeLeft, expected_seconds, kinds, steps_in
+from .length import RATES, TimeLeft, expected_seconds, kinds, plan, steps_in
 from .models import build_model, equal_models
 from .options import Arm, ComparisonOptions, width_of
 from .results import Results, table, write_results
@@ -173,25 +174,29 @@ class _Comparison:
         return float(min(tried, key=lambda rate: tried[rate]))
 
     def _trained(self, label: str, kind: str, seed: int, rate: float) -> float:
-        """Return the bits per byte of a run that has ended, after what is left of it."""
-        folder, name = (
-            self._folder.run(label, kind),
-            f"{label}, {f'seed {seed}' if kind.startswith('seed') else f'learning rate {rate:g}'}",
-        )
+        """Train what is left of a run, and return its bits per byte."""
+        folder = self._folder.run(label, kind)
+        name = f"{label}, {f'seed {seed}' if kind.startswith('seed') else f'learning rate {rate:g}'}"
         if not (folder / DESCRIPTION).is_file():
             self._make_run(folder, self._configs[label], seed, rate, kinds(self._options, self._steps)[kind])
         run = Run.open(folder)
         if run.description["finished"]:
             self._left.skip((label, kind))
-        else:
-            total = run.description["steps"]
-            with waiting(f"{name}; {self._left}", total) as advance, self._left.timed((label, kind)):
-                code = session.resume(run, display=_Bar(advance))
+            return self._bits(run, kind)
+        with waiting(f"{name}; {self._left}", run.description["steps"]) as advance, self._left.timed((label, kind)):
+            code = session.resume(run, display=_Bar(advance))
             if code:
                 raise InterruptedRun(code)
-            run = Run.open(folder)
-            print(f"{name}: {run.description['bits_per_byte']:.3f} bits per byte; {self._left}", flush=True)
-        return float(run.description["bits_per_byte"])
+            bits = self._bits(Run.open(folder), kind)
+        print(f"{name}: {bits:.3f} bits per byte; {self._left}", flush=True)
+        return bits
+
+    def _bits(self, run: Run, kind: str) -> float:
+        """Return the bits per byte of a run that has ended: on a part of the text where it tried a learning rate."""
+        if not kind.startswith("seed"):
+            return float(run.description["bits_per_byte"])
+        costs = costs_of(run, self._data, batch=self._options.batch, device=self._device)
+        return bits_per_byte(costs.sum(), self._data.held_out)
 
     def _make_run(self, folder: Path, config: ModelConfig, seed: int, rate: float, steps: int) -> None:
         """Make the folder of a run that is prepared: it reads the text of the comparison."""
@@ -205,12 +210,16 @@ class _Comparison:
             framework="torch",
             device=self._options.device,
             backend=self._options.backend,
-            evaluations=spread(EVALUATIONS, steps),
+            sample_tokens=0,
         )
         description = description_of(
             preset="default", config=config, vocab_given=True, data=self._folder.source, options=options, start=None
         )
-        prepared_from(folder, self._folder.owner, {**description, "baselines": self._folder["baselines"]})
+        prepared_from(
+            folder,
+            self._folder.owner,
+            {**description, "baselines": self._folder["baselines"], "plan": [list(plan(steps))]},
+        )
 
 
 class _Bar(Silence):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tmm_adapters.files import add_sum, atomic_write, check, digest
+from tmm_adapters.pretrained import load_model
 from tmm_core.lm import IGNORED
 
-from ..data.dataset import TokenWindows
+from ..data.dataset import TokenWindows, evaluation_windows
 from ..data.text import Part
 from ..progress import waiting
+from ..training.data import Data
+from ..training.runs import Run
 
-__all__ = ["document_bytes", "document_nats"]
+__all__ = ["costs_of", "document_bytes", "document_nats"]
 
 
 def document_bytes(part: Part) -> NDArray[np.int64]:
@@ -60,3 +65,19 @@ def document_nats(model: Any, windows: TokenWindows, end_of_text: int, *, batch:
                 np.add.at(nats, document[start : start + windows.context], row)
             advance(len(rows))
     return nats
+
+
+def costs_of(run: Run, data: Data, *, batch: int, device: str) -> NDArray[np.float64]:
+    """Return the cross-entropy (nats) of each held-out document under the model of a run, measured once."""
+    path = run.folder / "documents.npy"
+    if not path.is_file():
+        model, _ = load_model(run.model, device=device)
+        windows = evaluation_windows(data.held_out_tokens, run.parsed().config.max_len, None)
+        measured = document_nats(model.eval(), windows, data.tokenizer.end_of_text, batch=batch)
+        with atomic_write(path) as file:
+            np.save(file, measured)
+            file.flush()
+            add_sum(path, digest(Path(file.name)))
+    check(path)
+    found: NDArray[np.float64] = np.load(path)
+    return found

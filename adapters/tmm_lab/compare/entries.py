@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tmm_adapters.architecture import ModelConfig, config_to_dict, get_architecture
-from tmm_adapters.files import add_sum, atomic_write, check, digest
-from tmm_adapters.pretrained import load_model
 
 from ..bench.machine import describe
-from ..data.dataset import evaluation_windows
+from ..data.tokens import bits_per_byte
 from ..evaluation import accounts
 from ..training.data import Data
 from ..training.reporter import BITS
 from ..training.runs import Run
-from .documents import document_bytes, document_nats
+from .documents import costs_of, document_bytes
 from .folder import Folder
 from .models import build_model
 from .options import Arm, ComparisonOptions
@@ -45,13 +41,17 @@ def collect_results(
     runs = {
         arm.label: [Run.open(folder.run(arm.label, f"seed-{seed}")) for seed in range(options.seeds)] for arm in arms
     }
-    nats = {label: np.stack([_document_nats(run, data, options, device) for run in runs[label]]) for label in runs}
+    nats = {
+        label: np.stack([costs_of(run, data, batch=options.batch, device=device) for run in runs[label]])
+        for label in runs
+    }
     reference = nats[arms[0].label]
 
     def entry(arm: Arm) -> Entry:
         label, config = arm.label, configs[arm.label]
         difference = None if arm is arms[0] else paired_difference(reference, nats[label], n_bytes)
-        curves = tuple(_curve(seed, run) for seed, run in enumerate(runs[label]))
+        finals = [bits_per_byte(costs.sum(), data.held_out) for costs in nats[label]]
+        curves = tuple(_curve(seed, runs[label][seed], final) for seed, final in enumerate(finals))
         tried = folder["candidates"][label]
         return _entry(label, config, options, speeds[label], rates[label], tried, curves, difference, device)
 
@@ -75,25 +75,11 @@ def collect_results(
     )
 
 
-def _document_nats(run: Run, data: Data, options: ComparisonOptions, device: str) -> NDArray[np.float64]:
-    """Return what each held-out document costs the model of a run, (documents,), measured once."""
-    path = run.folder / "documents.npy"
-    if not path.is_file():
-        model, _ = load_model(run.model, device=device)
-        windows = evaluation_windows(data.held_out_tokens, options.max_len, None)
-        measured = document_nats(model.eval(), windows, data.tokenizer.end_of_text, batch=options.batch)
-        with atomic_write(path) as file:
-            np.save(file, measured)
-            file.flush()
-            add_sum(path, digest(Path(file.name)))
-    check(path)
-    found: NDArray[np.float64] = np.load(path)
-    return found
-
-
-def _curve(seed: int, run: Run) -> Curve:
+def _curve(seed: int, run: Run, final: float) -> Curve:
+    """Return what a run measured of a part of the text as it went, and in the end of all."""
     records = [record for record in run.records() if BITS in record]
-    return Curve(seed, tuple(record["tokens"] for record in records), tuple(record[BITS] for record in records))
+    bits = (*(record[BITS] for record in records[:-1]), final)
+    return Curve(seed, tuple(record["tokens"] for record in records), bits)
 
 
 def _entry(

@@ -12,17 +12,25 @@ from tmm_core.errors import InputError
 
 from ..evaluation.accounts import Speeds
 from ..training.display import duration
-from ..training.reporter import FINAL_SAMPLE_TOKENS, SAMPLE_TOKENS
-from ..training.schedule import spread
+from ..training.schedule import Revision, spread
 from .options import ComparisonOptions
 
-__all__ = ["EVALUATIONS", "RATES", "TimeLeft", "expected_seconds", "kinds", "steps_in"]
+__all__ = ["RATES", "TimeLeft", "expected_seconds", "kinds", "plan", "steps_in"]
 
 RATES = (0.0015, 0.003, 0.006)
 """Learning rates tried for each model, at 128 channels; others go with 1 / width, as Adam's steps do."""
 EVALUATIONS = 5
 """Evaluations of each run that is long enough."""
+EVALUATED = 8
+"""Of how many windows of the held-out text an evaluation while a run is trained measures one."""
 FEWEST_STEPS = 20
+RESULTS_SECONDS = 1.5
+"""What a run takes to begin, and for its picture and its model."""
+
+
+def plan(steps: int) -> Revision:
+    """Return the steps and evaluations of a run."""
+    return Revision(0, steps, spread(EVALUATIONS, steps), EVALUATED, EVALUATED)
 
 
 def rate_steps(steps: int) -> int:
@@ -33,15 +41,14 @@ def rate_steps(steps: int) -> int:
 def expected_seconds(
     speeds: Mapping[str, Speeds], options: ComparisonOptions, held_out_tokens: int, steps: int
 ) -> dict[tuple[str, str], float]:
-    """Return how long each run takes, by label and kind, with evaluations and samples."""
+    """Return how long each run takes, by label and kind, with evaluations; all of the text is measured of the last."""
     seconds = {}
     for label, speed in speeds.items():
         evaluation = 2 * held_out_tokens / speed.prefill  # each token is read twice
         for kind, length in kinds(options, steps).items():
             training = length * options.batch * options.max_len / speed.training
-            evaluations = spread(EVALUATIONS, length)
-            written = (evaluations * SAMPLE_TOKENS + FINAL_SAMPLE_TOKENS) * options.batch / speed.decoding
-            seconds[label, kind] = training + evaluations * evaluation + written
+            times = plan(length).evaluations / EVALUATED + kind.startswith("seed")
+            seconds[label, kind] = training + times * evaluation + RESULTS_SECONDS
     return seconds
 
 

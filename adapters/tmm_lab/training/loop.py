@@ -21,7 +21,7 @@ from .interruption import Interruption
 from .job import Job
 from .loop_state import LoopState
 from .options import EVALUATIONS
-from .reporter import BITS, FINAL_SAMPLE_TOKENS, SAMPLE_TOKENS, Reporter
+from .reporter import BITS, Reporter
 from .schedule import Revision
 from .time_budget import Clock, TimeBudget
 from .trackers import Trackers
@@ -90,8 +90,8 @@ class Loop:
             evaluations=job.options.evaluations or EVALUATIONS,
             windows=len(job.held_out),
             rows=samples_per_step(job, runtime),
-            sample_tokens=SAMPLE_TOKENS,
-            final_tokens=FINAL_SAMPLE_TOKENS,
+            sample_tokens=job.options.sample_tokens,
+            final_tokens=job.options.final_sample_tokens,
         )
         self._marks = [(0, 0.0, 0.0)]  # steps of this session, seconds, seconds of training: at its begin, after a step
 
@@ -242,9 +242,11 @@ class Loop:
             self.log({BITS: bits} if every == 1 else {BITS: bits, "eval_share": round(share, 4)})
             if self._runtime.first:
                 job.run.log_parameters(self.state.step, trainer.parameters(job.architecture.is_logged))
-                begin = time.monotonic()
-                text, n_tokens = self.sample(SAMPLE_TOKENS)
-                self._budget.sampled(time.monotonic() - begin, n_tokens)
+                text = None
+                if self._options.sample_tokens:
+                    begin = time.monotonic()
+                    text, n_tokens = self.sample(self._options.sample_tokens)
+                    self._budget.sampled(time.monotonic() - begin, n_tokens)
                 self._reporter.evaluated(self.state.step, bits, text, share=share)
         return True
 

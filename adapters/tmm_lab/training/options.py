@@ -71,8 +71,15 @@ class TrainingOptions(Configuration):
     """Most seconds between two checkpoints."""
     prompt: str = "The "
     """Beginning of the samples."""
+    sample_tokens: Size = 100
+    """Tokens of the sample at each evaluation; 0 for no samples. The one at the end is four times as long."""
     report_to: str = "none"
     """Trackers to report to, such as tensorboard or wandb; commas between several."""
+
+    @property
+    def final_sample_tokens(self) -> int:
+        """Tokens of the sample at the end."""
+        return 4 * self.sample_tokens
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a run."""

@@ -18,10 +18,8 @@ from .runs import Run
 if TYPE_CHECKING:
     from .frameworks import Runtime
 
-__all__ = ["BITS", "FINAL_SAMPLE_TOKENS", "SAMPLE_TOKENS", "Reporter", "compared", "resume_command"]
+__all__ = ["BITS", "Reporter", "compared", "resume_command"]
 
-SAMPLE_TOKENS = 100
-FINAL_SAMPLE_TOKENS = 400
 BITS = "eval_bits_per_byte"
 
 
@@ -81,10 +79,14 @@ class Reporter:
             self._loss = self._job.training_bits(metrics["loss"])
         self._rate = metrics.get("tokens_per_second", self._rate)
 
-    def evaluated(self, step: int, bits: float, continuation: str, *, share: float) -> None:
-        """Show the held-out cost, measured on a share of the text, between the baselines, and a sample."""
+    def evaluated(self, step: int, bits: float, continuation: str | None, *, share: float) -> None:
+        """Show the held-out cost, measured on a share of the text, between the baselines, and a sample, if any."""
         part = "" if share == 1.0 else f" (on {share:.0%} of the held-out text)"
-        self.sample(f"step {step}: {compared(bits, self._job.run.description['baselines'])}{part}", continuation)
+        caption = f"step {step}: {compared(bits, self._job.run.description['baselines'])}{part}"
+        if continuation is None:
+            self._display.note(caption)
+        else:
+            self.sample(caption, continuation)
 
     def sample(self, caption: str, continuation: str) -> None:
         """Show how the model continues the prompt, and keep it."""

@@ -249,7 +249,7 @@ class Run:
     def schedule(self, options: TrainingOptions) -> Schedule:
         """Return the learning rate and the evaluations of the run, as far as they are decided."""
         plan = [Revision(*revision) for revision in self.description["plan"]]
-        if options.steps is not None:
+        if options.steps is not None and not plan:
             steps = self.description["steps"] or options.steps
             plan = [Revision(0, steps, options.evaluations or spread(EVALUATIONS, steps))]
         return Schedule(plan, options.warmup)

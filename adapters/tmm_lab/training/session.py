@@ -28,7 +28,7 @@ from .loop import Loop, samples_per_step
 from .loop_state import LoopState
 from .options import TrainingOptions
 from .preparation import begun, description_of, prepared
-from .reporter import BITS, FINAL_SAMPLE_TOKENS, Reporter, resume_command
+from .reporter import BITS, Reporter, resume_command
 from .resources import peak_memory
 from .runs import Run
 from .time_budget import Clock
@@ -278,7 +278,8 @@ def _finish(job: Job, trainer: Trainer, loop: Loop, reporter: Reporter, *, memor
     curve = [(record["tokens"], record[BITS]) for record in records if {"tokens", BITS} <= set(record)]
     losses = [(record["tokens"], record["loss"]) for record in records if {"tokens", "loss"} <= set(record)]
     tokens, bits = curve[-1]
-    reporter.sample("what it writes now:", loop.sample(FINAL_SAMPLE_TOKENS)[0])
+    if job.options.sample_tokens:
+        reporter.sample("what it writes now:", loop.sample(job.options.final_sample_tokens)[0])
     with waiting("drawing"):
         plot_training(
             run.plot,
