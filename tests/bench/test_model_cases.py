@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks import _decoders, decoding, packing, training
+from benchmarks import _decoders, decoding, loop, packing, training
 from benchmarks._decoders import JoinedDecoder, Text, Transformer, model_of
 from benchmarks.decoding import Decoding
 from support.requirements import import_or_skip
@@ -200,3 +200,23 @@ def test_packed_steps_keep_documents_apart(monkeypatch: pytest.MonkeyPatch) -> N
     assert packed == pytest.approx(sum(k * loss for k, loss in alone) / sum(k for k, _ in alone), rel=1e-5)
     assert abs(packed - joined) > 1e-4
     assert len(benchmark.track_step(24, "small")["samples"]) == 2
+
+
+def test_both_loops_train_the_same_model_for_as_many_steps() -> None:
+    import_or_skip("accelerate")
+    benchmark = loop.LoopAgainst()
+    benchmark.steps, benchmark.turns = 2, 2
+    benchmark.setup("tmm")
+    try:
+        loops = benchmark.loops
+        ours, theirs = loops.trainer.parameters(), loops.model.state_dict()
+        assert all(np.array_equal(theirs[name], value) for name, value in ours.items())
+        before = {name: value.copy() for name, value in ours.items()}
+        ratios = benchmark.track_steps("tmm")["samples"]
+        assert len(ratios) == 2
+        assert min(ratios) > 0
+        assert loops.state.step == 2 * 3
+        for after in (loops.trainer.parameters(), theirs):
+            assert any(not np.array_equal(after[name], value) for name, value in before.items())
+    finally:
+        benchmark.teardown("tmm")

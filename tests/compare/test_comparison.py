@@ -12,10 +12,16 @@ from support.commands import printed, refused
 from support.texts import prose
 from support.training_runs import signal_at
 
+from tmm_adapters.pretrained import load_model
 from tmm_lab.compare.comparison import InterruptedRun, compare
 from tmm_lab.compare.options import Arm, ComparisonOptions
 from tmm_lab.compare.results import table
 from tmm_lab.data.config import DataConfig
+from tmm_lab.data.dataset import evaluation_windows
+from tmm_lab.evaluation.measure import held_out_nats
+from tmm_lab.evaluation.torch_model import TorchModel
+from tmm_lab.training.data import open_data
+from tmm_lab.training.reporter import BITS
 from tmm_lab.training.runs import Run
 
 ARMS = [
@@ -56,10 +62,11 @@ def test_results_are_those_of_the_runs(whole):
             run = Run.open(folder / "runs" / f"{entry.label.replace(' ', '-')}-seed-{seed}")
             assert run.parsed().options.learning_rate == entry.learning_rate
             # It is that of the whole text, as `tmm eval` measures it; while a run is trained, a part is.
-            model, tokenizer = load_model(run.model)
-            data = open_data(run, run.parsed().data, check=True)
+            model, _ = load_model(run.model)
+            config, source, _ = run.parsed()
+            data = open_data(run, source, check=True)
             windows = evaluation_windows(data.held_out_tokens, OPTIONS.max_len, None)
-            nats = held_out_nats(TorchModel(model), windows, batch=8)
+            nats = held_out_nats(TorchModel(model, config), windows, batch=8)
             assert nats / np.log(2) / results.text["held_out_bytes"] == pytest.approx(bits, rel=1e-5)
             assert {record["eval_share"] < 0.2 for record in run.records() if BITS in record} == {True}
         assert entry.candidates[f"{entry.learning_rate:g}"] == min(entry.candidates.values())

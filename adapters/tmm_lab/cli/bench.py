@@ -14,7 +14,10 @@ from ..tables import filled, terminal_width
 
 __all__ = ["TOPICS", "add_parser"]
 
-TOPICS = ("product", "gradients", "memory", "training", "streaming", "decoding", "packing", "scaling", "first_call")
+TOPICS = (
+    *("product", "gradients", "memory", "training", "streaming"),
+    *("decoding", "packing", "loop", "scaling", "first_call"),
+)
 USUAL = 3
 """How many of the topics are measured where none is named."""
 ALLOCATORS = {"default": "default", "keep": "keeps pages"}
