@@ -70,7 +70,7 @@ class Loops:
         from tmm_lab.training.options import TrainingOptions
         from tmm_lab.training.preparation import description_of, prepared
         from tmm_lab.training.runs import Run
-        from tmm_lab.training.torch import runtime
+        from tmm_lab.training.torch.runtime import make_runtime
 
         torch = require("torch")
         text = folder / "text.txt"
@@ -83,7 +83,7 @@ class Loops:
         run.describe(
             **description_of(preset="default", config=config, vocab_given=True, data=data, options=options, start=None)
         )
-        self.job, self.runtime, self.state = prepared(run), runtime.make_runtime(options), LoopState()
+        self.job, self.runtime, self.state = prepared(run), make_runtime(options), LoopState()
         self.trainer = self.runtime.trainer(self.job)
         self.model = self.job.architecture.torch_model(config, seed=options.seed).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), RATE, (0.9, 0.95), weight_decay=0.1, fused=True)
