@@ -17,6 +17,6 @@ def test_models_are_of_equal_flops_and_the_authors_pair_of_half_the_width(option
     for arm in arms:
         if arm.solved:
             assert flops[arm.label] == pytest.approx(flops["TMM"], rel=0.02)
-    wide = models["TMM, twice the width of Hyena"].d_model
+    wide = models["TMM twice as wide as Hyena"].d_model
     assert wide == pytest.approx(2 * models["Hyena"].d_model, rel=0.02)
     assert not {"llama", "masked-mixer"} & {arm.architecture for arm in arms if arm.decides}, "of quadratic cost"

@@ -27,8 +27,11 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--quick", action="store_true", help="small models, in about twenty minutes on two cores")
     size.add_argument("--full", action="store_true", help="larger models, for a night or for a GPU")
+    parser.add_argument("--equal", choices=("flops", "seconds"), help="what is equal of a step (default: flops)")
     parser.add_argument("--minutes", type=float, metavar="X", help="another duration")
-    parser.add_argument("--out", type=path, metavar="DIR", help="folder of the study (default: studies/<name>-<size>)")
+    parser.add_argument(
+        "--out", type=path, metavar="DIR", help="folder of the study (default: studies/<name>-<size>-<what is equal>)"
+    )
     data = DataConfig(held_out_bytes=efficiency.HELD_OUT_BYTES)
     add_fields(parser.add_argument_group("text and tokens"), DataConfig, defaults=data)
     parser.set_defaults(run=run)
@@ -38,11 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the study, and show the table and the verdict."""
     from ..studies import efficiency
 
-    quick = "quick" in arguments
-    options = efficiency.QUICK if quick else efficiency.FULL
+    size, options = ("quick", efficiency.QUICK) if "quick" in arguments else ("full", efficiency.FULL)
+    if "equal" in arguments:
+        options = dataclasses.replace(options, equal=arguments.equal)
     if "minutes" in arguments:
         options = dataclasses.replace(options, minutes=arguments.minutes, steps=None)
     data = DataConfig(**{"held_out_bytes": efficiency.HELD_OUT_BYTES, **given_fields(arguments, DataConfig)})
     data.check_files()
-    folder = getattr(arguments, "out", Path("studies") / f"efficiency-{'quick' if quick else 'full'}")
+    folder = getattr(arguments, "out", Path("studies") / f"efficiency-{size}-{options.equal}")
     return run_comparison(folder, efficiency.arms(options), options, data)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
 from ..operators.panels import GREY, colours_of
@@ -57,8 +58,13 @@ def _figure(results: Results) -> Figure:
         panel.spines[["top", "right"]].set_visible(False)
     for panel in (axes[0], axes[3]):
         panel.set_ylabel("held-out bits per byte (lower is better)")
+    highest = np.median([_curves(entry)[1][:, :2].mean() for entry in results.entries])
     for panel in axes[:3]:
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter(EngFormatter(sep=""))
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.set_ylim(top=min(panel.get_ylim()[1], 1.3 * float(highest)))  # one that begins far above hides the others
     _draw_key(axes[5], results.entries, colours)
     figure.suptitle(results.sentence, fontsize=12, x=0.01, ha="left")
     return figure

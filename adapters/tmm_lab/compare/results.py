@@ -93,7 +93,8 @@ class Results:
         """The claim and its verdict, in words."""
         reference, *_ = self.entries
         seeds = len(reference.curves)
-        claim = f"that {reference.label} at equal {self.equal} is as good as {', '.join(self.decisive)}, or better"
+        equal = {"flops": "FLOPs"}.get(self.equal, self.equal)
+        claim = f"that {reference.label} at equal {equal} is as good as {', '.join(self.decisive)}, or better"
         of = f"{counted(seeds, 'seed')}, {self.steps:,} steps, margin {MARGIN} bits per byte"
         return f"{self.verdict}: {claim} ({of})"
 

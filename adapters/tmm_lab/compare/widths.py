@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from tmm_adapters.architecture import ModelConfig
@@ -28,7 +29,7 @@ def at_cost(
     config : ModelConfig
         Everything but the width.
     cost : callable
-        Grows with the width; called about 25 times.
+        Grows with the width; called about ten times.
     target : float
         What the model is to cost.
     tolerance : float
@@ -73,9 +74,14 @@ def _nearest(
         changed: ModelConfig = dataclasses.replace(config, **{field: value})  # type: ignore[type-var]
         return changed
 
-    low, high = 0, 1  # indices; doubled first, since the widest of all would take long to cost
-    while high < len(values) - 1 and cost(changed_to(values[high])) < target:
-        low, high = high, min(2 * high, len(values) - 1)
+    last = len(values) - 1
+    # Indices around that of the width it has, which costs about as much; the widest of all would take long to cost.
+    high = min(max(1, bisect_left(values, getattr(config, field) or 1)), last)
+    low = high // 2
+    while low > 0 and cost(changed_to(values[low])) >= target:
+        low, high = low // 2, low
+    while high < last and cost(changed_to(values[high])) < target:
+        low, high = high, min(2 * high, last)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if cost(changed_to(values[middle])) < target else (low, middle)
