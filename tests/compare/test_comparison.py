@@ -147,6 +147,8 @@ def test_minutes_that_do_not_suffice_are_refused_with_those_that_do(data, tmp_pa
     options = dataclasses.replace(OPTIONS, steps=None, minutes=1e-3)
     with pytest.raises(ValueError, match=r"0.001 minutes are too few: 2 models with 2 seeds take about \d+ minutes?"):
         compare(tmp_path / "few", ARMS, options, data)
+    with pytest.raises(ValueError, match=r"^0.002 minutes are too few"):  # not that the folder has other options
+        compare(tmp_path / "few", ARMS, dataclasses.replace(options, minutes=2e-3), data)
 
 
 def test_the_command_compares_and_names_what_it_does_not_know(data, capsys, tmp_path):

@@ -25,7 +25,7 @@ FORMAT, VERSION = "tmm-comparison-plan", 1
 
 
 class Folder:
-    """The folder of a comparison, begun or taken up again.
+    """The folder of a comparison, begun or taken up again; before its first run, others may be begun in it.
 
     Parameters
     ----------
@@ -103,6 +103,9 @@ class Folder:
             other = [name for name in asked if found.get(name) != asked[name]]
         except (ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged ({error}): remove the folder, and compare anew") from error
+        if other and "steps" not in found:  # no run has begun: minutes were too few, perhaps, and others are given now
+            self._write(asked)
+            return asked
         if other:
             raise InputError(
                 f"{self.path} holds a comparison with other {' and '.join(other)}: give the same options to go on "
