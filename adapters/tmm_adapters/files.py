@@ -72,9 +72,12 @@ class WriteError(OSError):
 
     def __init__(self, path: Path, error: OSError) -> None:
         """Say what `error` means for the file or folder `path`."""
-        remedy = _REMEDIES.get(error.errno or 0, "")
-        super().__init__(f"cannot write {path}: {error.strerror or error}" + (f"; {remedy}" if remedy else ""))
-        self.errno = error.errno
+        super().__init__(error.errno, error.strerror or str(error), str(path))
+
+    def __str__(self) -> str:
+        """Return a sentence."""
+        remedy = _REMEDIES.get(self.errno or 0)
+        return f"cannot write {self.filename}: {self.strerror}" + (f"; {remedy}" if remedy else "")
 
 
 @contextmanager
@@ -325,7 +328,7 @@ def _as_write_errors(path: Path, temporary: Path) -> Iterator[None]:
     except OSError as error:
         name = "" if error.filename is None else os.fsdecode(error.filename)
         ours = not name or str(temporary) in name or Path(name) in (path, temporary.parent, *temporary.parents)
-        if isinstance(error, (TMMError, WriteError)) or not ours:
+        if isinstance(error, TMMError) or not ours:
             raise
         raise WriteError(path, error) from error
 

@@ -315,8 +315,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
             import safetensors.torch as writer  # type: ignore[no-redef]
         writer.save_file({name: _contiguous(tensor) for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number) if found else str(error), str(path)) from error
     path.chmod(mode)
 
 

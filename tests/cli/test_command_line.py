@@ -19,13 +19,20 @@ import pytest
 import torch
 from support.commands import REFERENCE, TINY
 from support.processes import run_python
-from support.requirements import skip_without
+from support.requirements import skip_without, system_or_skip
 
 from tmm_core.errors import TMMError
 from tmm_lab import cli
 from tmm_lab.cli import main
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
+
+REQUIRED_OPTIONS = {
+    "generate": ["--prompt", "a"],
+    "eval": ["--text", "a"],
+    "convert": ["a", "b"],
+    "study": ["efficiency", "--quick"],
+}
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -190,12 +197,7 @@ def test_what_a_command_does_not_know_is_told_with_its_own_usage(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Abbreviations are not known: what begins one option today may begin two tomorrow."""
-    options = {
-        "generate": ["--prompt", "a"],
-        "eval": ["--text", "a"],
-        "convert": ["a", "b"],
-        "study": ["efficiency", "--quick"],
-    }.get(command, [])
+    options = REQUIRED_OPTIONS.get(command, [])
     for unknown, hint in (("--debu", "; did you mean --debug?"), ("--surely-unknown", "")):
         with pytest.raises(SystemExit) as stopped:
             main([command, *options, unknown])
@@ -224,3 +226,15 @@ def test_ctrl_c_while_the_command_line_is_imported_is_130(module: str) -> None:
         """
     done = run_python(code, fails=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ntmm: stopped\n")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_current_folder_that_is_gone_is_named(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
+) -> None:
+    """MKL would end the process without a word of where."""
+    system_or_skip("posix", "other systems keep a folder that is in use")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "the current folder is not there any more" in refused(command, *REQUIRED_OPTIONS.get(command, []), code=2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tmm_adapters.files import atomic_folder, atomic_write, require_empty
+from tmm_adapters.files import WriteError, atomic_folder, atomic_write, require_empty
 
 Writer = Callable[[Path, bytes], None]
 
@@ -62,6 +62,25 @@ def test_the_name_is_free_until_the_end(writer: Callable[[Path], AbstractContext
     with writer(tmp_path / "name"):
         assert not (tmp_path / "name").exists()
     assert (tmp_path / "name").exists()
+
+
+@pytest.mark.parametrize("name", ["folder", "x" * 255])
+def test_a_failure_is_told_of_the_name_that_was_asked_for(name: str, tmp_path: Path) -> None:
+    """Not of a temporary file's, however deep what failed lies; and a name may be as long as the system allows."""
+    full = OSError(28, "No space left on device")
+    with (
+        pytest.raises(WriteError, match=rf"^cannot write \S*/{name}: No space left on device; make room$") as failed,
+        atomic_folder(tmp_path / name) as folder,
+        atomic_write(folder / "inner"),
+    ):
+        raise full
+    assert failed.value.errno == full.errno
+    with pytest.raises(WriteError, match="cannot write elsewhere: No space left"), atomic_folder(tmp_path / name):
+        raise WriteError(Path("elsewhere"), full)
+    write_file(tmp_path / name, b"whole")
+    with pytest.raises(WriteError, match=r"cannot write \S*/xx+: File name too long; choose a shorter name"):
+        write_file(tmp_path / ("x" * 256), b"whole")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_only_an_empty_folder_or_none_is_taken(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from support.training_runs import STEPS, recorded, unfinished
 
 from tmm_core import TMMConfig
+from tmm_core.errors import TMMError
 from tmm_lab.cli import main
 from tmm_lab.training import frameworks
 from tmm_lab.training.options import TrainingOptions
@@ -22,6 +23,20 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def runtime(framework: str) -> ModuleType:
     return frameworks.load(framework)  # type: ignore[arg-type,return-value]
+
+
+def test_what_a_library_does_not_take_of_the_environment_is_no_bug(
+    framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch reads TORCH_LOGS, and JAX its variables, as they are imported."""
+
+    def import_module(name: str, package: str | None = None) -> ModuleType:
+        assert name == framework
+        raise ValueError("invalid settings: nonsense")
+
+    monkeypatch.setattr(frameworks, "import_module", import_module)
+    with pytest.raises(TMMError, match=r"cannot be loaded \(ValueError: invalid settings: nonsense\): correct"):
+        runtime(framework)
 
 
 def test_both_train_the_same_run(in_torch: Path, in_jax: Path) -> None:

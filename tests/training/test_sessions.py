@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.training_runs import COMMON, STEPS, unfinished
 
+from tmm_adapters.files import WriteError
 from tmm_lab.cli import main
 from tmm_lab.training import session
 from tmm_lab.training.interruption import Interruption
@@ -72,6 +73,17 @@ def test_a_folder_that_cannot_be_locked_is_told(
     run = unfinished(in_torch, tmp_path / "far")
     assert main(["train", "--resume", str(run.folder)]) == 0
     assert f"note: {run.folder} cannot be locked here" in capsys.readouterr().out
+
+
+def test_a_run_whose_description_cannot_be_written_is_as_it_was(in_torch: Path, tmp_path: Path) -> None:
+    """Else a full disk would leave the folder of a run that says that it is prepared."""
+    run = unfinished(in_torch, tmp_path / "run")
+    before = dict(run.description)
+    (run.folder / "run.json").unlink()
+    (run.folder / "run.json" / "in the way").mkdir(parents=True)
+    with pytest.raises(WriteError, match=r"cannot write \S*run/run\.json: Is a directory; move away"):
+        run.describe(finished=True)
+    assert run.description == before
 
 
 def test_where_no_folder_can_be_made_another_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

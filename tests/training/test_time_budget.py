@@ -25,6 +25,7 @@ class Simulated:
     factors: list[float] = dataclasses.field(default_factory=list)
     plan: list[Revision] = dataclasses.field(default_factory=list)
     evaluations: int = 0
+    saves: int = 0
 
 
 def simulate(
@@ -35,8 +36,19 @@ def simulate(
     first: float = 0.0,
     token: float = 0.0,
     save: float = 0.0,
+    suspended: str = "",
 ) -> Simulated:
-    """Run the loop's decisions on a machine that takes `step_seconds` a step, as a function of the time."""
+    """Run the loop's decisions on a machine that takes `step_seconds` a step, as a function of the time.
+
+    It is `suspended` once, for two fifths of the budget, in the first "step", "sample" or "save" after a quarter of it.
+    """
+
+    def lasts(what: str, seconds: float) -> float:
+        nonlocal suspended
+        if what == suspended and now[0] > budget / 4:
+            suspended, seconds = "", seconds + 0.4 * budget
+        return seconds
+
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     clock, found = Clock(), Simulated()
@@ -45,7 +57,7 @@ def simulate(
     schedule, saved = Schedule([], warmup=50), 0.0
     while schedule.total(found.steps) is None or found.steps < schedule.total(found.steps):
         found.factors.append(schedule.factor(found.steps))
-        now[0] += step_seconds(now[0])
+        now[0] += lasts("step", step_seconds(now[0]))
         found.steps += 1
         if found.steps == 1:
             now[0] += first
@@ -59,12 +71,15 @@ def simulate(
                 windows = WINDOWS / schedule.every(found.steps)
                 window = FORWARD * step_seconds(now[0]) / ROWS
                 planner.evaluated(windows * window, int(windows))
-                planner.sampled(100 * token, 100)
-                now[0] += windows * window + 100 * token
+                sample = lasts("sample", 100 * token)
+                planner.sampled(sample, 100)
+                now[0] += windows * window + sample
                 found.evaluations += 1
             if now[0] - saved >= 30 and planner.checkpoint_is_affordable(now[0] - saved):
-                planner.saved(save)
-                now[0] += save
+                found.saves += 1
+                took = lasts("save", save)
+                planner.saved(took)
+                now[0] += took
                 saved = now[0]
             if schedule.total(found.steps) != found.steps:
                 found.others += now[0] - before
@@ -93,6 +108,34 @@ def test_a_run_takes_its_minutes(machine: str, budget: int, monkeypatch: pytest.
     assert found.factors[-1] < 0.15, "the learning rate has fallen"
     assert max(np.diff(found.factors[len(found.factors) // 2 :]), default=0) <= 1e-9, "and does not go up again"
     assert len(found.plan) < 120
+
+
+@pytest.mark.parametrize("what", ["step", "sample", "save"])
+def test_a_process_that_was_suspended_uses_the_time_that_is_left(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = 300
+    found = simulate(monkeypatch, budget, BUSY["steady"], token=0.005, save=0.5, suspended=what)
+    assert 0.8 * budget < found.seconds < 1.1 * budget
+    assert found.steps > 0.8 * 0.6 * budget / 0.1
+    assert found.factors[-1] < 0.15
+    assert found.evaluations > EVALUATIONS // 2
+    assert found.saves > 2
+
+
+@pytest.mark.parametrize("budget", [1e-9, 6e8])
+def test_any_budget_makes_a_plan(budget: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    planner = TimeBudget(
+        budget, Clock(), evaluations=EVALUATIONS, windows=WINDOWS, rows=ROWS, sample_tokens=100, final_tokens=400
+    )
+    plan: list[Revision] = []
+    for step in range(1, 40):
+        now[0] += 1e-4
+        plan += filter(None, [planner.step_done(step, plan[-1] if plan else None)])
+        if plan and plan[-1].total == step:
+            break
+    assert (plan[-1].total == 1) == (budget < 1)
+    assert Schedule(plan, warmup=50).factor(plan[-1].total - 1) < 1
 
 
 def test_a_slow_start_leaves_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.metadata import version
 
+from tmm_core.errors import MissingFileError
+
 from ..progress import shown
 from ..training.environment import rank
 from .errors import report_error
@@ -35,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = build_parser().parse_args(argv)
         debug = arguments.debug
+        _require_current_folder()
         with _messages(), shown() if rank() == 0 else nullcontext():  # of torchrun's processes one speaks
             code: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -50,6 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         return report_error(error, sys.argv[1:] if argv is None else argv)
+
+
+def _require_current_folder() -> None:
+    """Refuse a current folder that somebody has removed: nothing can be made in it, and libraries end the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise MissingFileError("the current folder is not there any more: change to another (cd)") from error
 
 
 def _prepare_streams() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from tmm_adapters.extras import how_to_install
+from tmm_adapters.files import WriteError
 from tmm_core.errors import TMMError
 
 __all__ = ["report_error"]
@@ -29,7 +30,8 @@ def report_error(error: Exception, command: Sequence[str]) -> int:
     if isinstance(error, TMMError):
         code, text = 2, str(error)
     elif isinstance(error, OSError):
-        text = str(error) if error.filename is None else f"{os.fsdecode(error.filename)}: {error.strerror}"
+        raw = error.filename is not None and not isinstance(error, WriteError)
+        text = f"{os.fsdecode(error.filename)}: {error.strerror}" if raw else str(error)
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # PyTorch's
         text = f"out of memory: try a smaller --batch, --max-len or model ({_first_line(error)})"
     elif isinstance(error, ImportError) and (error.name or "").split(".")[0] not in _OURS:

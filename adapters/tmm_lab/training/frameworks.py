@@ -186,6 +186,7 @@ def needed(name: Framework, training: bool) -> tuple[str, ...]:
 def load(name: Framework) -> TrainingFramework:
     """Import what trains with the framework called `name`."""
     with waiting(f"loading {TITLES[name]}"):
+        _import_library(name)
         return cast("TrainingFramework", import_module(f".{name}.runtime", __package__))
 
 
@@ -198,8 +199,26 @@ def open_model(name: Framework, folder: Path, *, device: str) -> Model:
         As `pretrained.load_params`, and if the device is not there.
     """
     with waiting(f"loading {TITLES[name]} and the model"):
+        _import_library(name)
         model: Model = import_module(f"tmm_lab.evaluation.{name}_model").open_model(folder, device=device)
     return model
+
+
+def _import_library(name: Framework) -> None:
+    """Import a framework's own library, which reads the environment then.
+
+    Raises
+    ------
+    ValueError
+        If it does not take what is there.
+    """
+    try:
+        import_module(name)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"{TITLES[name]} cannot be loaded ({type(error).__name__}: {error}): correct or unset the variable of the "
+            f"environment that it means (env | grep -i {name})"
+        ) from error
 
 
 def _installed(library: str) -> bool:

@@ -189,11 +189,11 @@ class Run:
 
     def describe(self, **changes: Any) -> None:
         """Change the description on the disk; it is there whole at every moment."""
-        self.description |= changes
-        path = self.folder / DESCRIPTION
-        with atomic_write(path) as file:
-            fields = {"format": FORMAT, "version": VERSION, **self.description, _SHA256: _digest(self.description)}
+        description = {**self.description, **changes}
+        with atomic_write(self.folder / DESCRIPTION) as file:
+            fields = {"format": FORMAT, "version": VERSION, **description, _SHA256: _digest(description)}
             file.write(json.dumps(fields, indent=2).encode() + b"\n")
+        self.description = description
 
     @contextmanager
     def locked(self) -> Iterator[bool]:

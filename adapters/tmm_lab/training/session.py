@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,7 @@ def _told_how_to_go_on(run: Run) -> Iterator[None]:
     except OSError as error:
         if isinstance(error, (TMMError, BrokenPipeError)):  # says what to do; the reader has gone, such as `head`
             raise
-        failure = error if isinstance(error, WriteError) else WriteError(Path(error.filename or run.folder), error)
+        failure = WriteError(Path(os.fsdecode(error.filename or run.folder)), error)
         steps = [step_of(path) for path in checkpoints(run.checkpoints)]
         kept = f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no checkpoint yet"
         raise OSError(f"{failure}, then {resume_command(run)} ({kept})") from error

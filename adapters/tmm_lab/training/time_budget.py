@@ -21,6 +21,7 @@ _LAST = 0.2  # share of the budget for the last evaluation
 _MARGIN = 0.03  # share of the budget that plans leave free: the learning rate is to be down before the time is over
 _END = 0.3  # most of the budget that is kept for that and the results
 _RESULTS = 2.0  # seconds for the picture and the model
+_STALL = 10.0  # times what is usual: the process was suspended, or its machine was, and what is more says nothing
 _TOLERANCE = 0.02  # share of the steps that are left by which a plan may be wrong
 
 
@@ -102,6 +103,7 @@ class TimeBudget:
         self._rows = rows
         self._tokens = sample_tokens, final_tokens
         self._marks: deque[tuple[int, float]] = deque(maxlen=1000)  # steps, and the seconds of training until then
+        self._stalled = 0.0  # seconds of them that are left out
         self._revised = 0.0
         # What is not training takes, in units of a step of that moment: a machine that is busy later delays all of it.
         self._step = 0.0
@@ -149,18 +151,25 @@ class TimeBudget:
         """Learn how long a sample took."""
         if self._step > 0:
             found = seconds / max(1, tokens) / self._step
-            self._token = (self._token + found) / 2 if self._token else found
+            if not self._token:
+                self._token = found
+            elif found < _STALL * self._token:
+                self._token = (self._token + found) / 2
 
     def saved(self, seconds: float) -> None:
         """Learn how long a checkpoint took."""
-        self._save = seconds
+        self._save = min(seconds, _STALL * self._save) if self._save else seconds
 
     def checkpoint_is_affordable(self, since: float) -> bool:
         """Return whether a checkpoint may be written, `since` seconds after the last."""
         return self._save <= _CHECKPOINTS * since
 
     def _mark(self, step: int) -> None:
-        training = self._clock.training_seconds
+        training = self._clock.training_seconds - self._stalled
+        if self._step > 0 and self._marks:
+            stalled = max(0.0, training - self._marks[-1][1] - _STALL * self._step)
+            self._stalled += stalled
+            training -= stalled
         self._marks.append((step, training))
         while len(self._marks) > 2 and training - self._marks[1][1] > _RECENT * self._seconds:
             self._marks.popleft()

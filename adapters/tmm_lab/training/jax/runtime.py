@@ -30,13 +30,14 @@ def fast_at_bfloat16(device: str) -> bool:
 
 @contextmanager
 def settings(options: TrainingOptions) -> Iterator[None]:
-    """Keep what JAX was told by the environment of precision and random numbers from a run with `options`."""
+    """Keep what JAX was told by the environment of precision, compiling and random numbers from a run."""
     with (
         without_variables("NVIDIA_TF32_OVERRIDE"),
         jax.default_matmul_precision(None),
         jax.default_prng_impl("threefry2x32"),
         jax.threefry_partitionable(True),
         jax.enable_x64(False),
+        jax.disable_jit(False),
     ):
         yield
 
