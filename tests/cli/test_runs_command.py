@@ -66,6 +66,23 @@ def test_runs_are_listed_and_a_damaged_one_stops_nothing(
         assert f"runs/{damaged}/run.json" in refused("train", "--resume", f"runs/{damaged}")
 
 
+def test_a_run_that_cannot_be_read_is_passed_over_aloud(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def records(run: Run) -> list[dict[str, float]]:
+        if run.folder.name == "stopped":
+            raise PermissionError(13, "Permission denied", "metrics.jsonl")
+        return original(run)
+
+    original = Run.records
+    monkeypatch.setattr(Run, "records", records)
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    said = capsys.readouterr()
+    assert "runs/finished" in said.out
+    assert "Permission denied: 'metrics.jsonl'" in said.err
+
+
 def test_the_newest_run_is_the_newest_that_serves(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest, skipped = newest_run()
     assert newest.folder.name == "stopped"

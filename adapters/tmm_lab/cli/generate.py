@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tmm_adapters.architecture import get_architecture
+from tmm_adapters.files import open_to_read
 from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import read_config
 from tmm_adapters.words import counted
@@ -118,7 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _lines(file: Path) -> list[str]:
     """Return the lines of a file that hold text."""
     try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")  # other separators belong to the text
+        with TextIOWrapper(open_to_read(file), encoding="utf-8-sig") as opened:
+            lines = opened.read().split("\n")  # other separators belong to the text
     except FileNotFoundError as error:
         raise MissingFileError(f"there is no file {file} of --prompts: check the path") from error
     except UnicodeDecodeError as error:

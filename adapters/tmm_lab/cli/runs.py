@@ -7,14 +7,13 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from tmm_core.errors import MissingFileError
+from tmm_core.errors import MissingFileError, TMMError
 
 from ..progress import note, waiting
 from ..tables import numbers, terminal_width
 from .fields import path
 
 if TYPE_CHECKING:
-    from ..progress import Advance
     from ..training.runs import Run
 
 __all__ = ["add_parser"]
@@ -45,8 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dir is not None and not root.is_dir():
         raise MissingFileError(f"there is no folder {root}: check the path")
     runs, wrong = find_runs(root)
+    facts = []
     with waiting("looking for the newest intact checkpoints", len(runs)) as advance:
-        facts = [_facts(run, advance) for run in runs]
+        for found in runs:
+            try:
+                facts.append(_facts(found))
+            except (TMMError, OSError) as error:
+                wrong.append(str(error))
+            advance()
     if arguments.json:
         print(json.dumps({"runs": facts, "damaged": wrong}, indent=2))
         return 0
@@ -60,12 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(run: Run, advance: Advance) -> dict[str, Any]:
+def _facts(run: Run) -> dict[str, Any]:
     """Return what there is to tell of a run, fit for JSON."""
     from ..training.listing import progress_of
 
     progress = progress_of(run)
-    advance()
     return {
         "run": str(run.folder),
         "architecture": run.description["config"].get("model_type"),

@@ -63,7 +63,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "options": lambda value: isinstance(value, dict),
     "steps": lambda value: value is None or (isinstance(value, int) and value >= 1),
     "baselines": lambda value: isinstance(value, dict) and all(isinstance(x, float) for x in value.values()),
-    "started": lambda value: isinstance(value, float),
+    "started": lambda value: isinstance(value, float) and 0 <= value < 1e11,
     "vocab_given": lambda value: isinstance(value, bool),
     "start": lambda value: value is None or isinstance(value, str),
     "plan": lambda value: isinstance(value, list) and all(map(_is_revision, value)),
@@ -223,7 +223,9 @@ class Run:
         if not self.metrics.is_file():
             return []
         found = []
-        for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+        with open_to_read(self.metrics) as file:
+            lines = file.read().decode(errors="replace").splitlines()
+        for line in lines:
             try:
                 record = parse_json(line)
             except ValueError:  # the process was killed while it wrote
