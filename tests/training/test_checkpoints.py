@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.requirements import system_or_skip
 from support.training_runs import STEPS, unfinished
 
 from tmm_adapters.checkpoints import newest_intact
@@ -166,6 +168,15 @@ def test_an_orbax_folder_is_enough_for_other_tools(in_jax: Path) -> None:
 def test_frozen_parameters_have_no_moments(tmp_path: Path) -> None:
     write_state(tmp_path / "state.orbax", state_of(SHAPES, ["embed.weight"]))
     assert read_moments(tmp_path, {"embed.weight": (257, 8)}).mu.keys() == {"embed.weight"}
+
+
+def test_a_folder_of_orbax_may_lie_in_one_whose_name_is_no_text(tmp_path: Path) -> None:
+    system_or_skip("linux", "other systems have no such names")
+    folder = tmp_path / os.fsdecode(b"r\xff")
+    folder.mkdir()
+    write_state(folder / "state.orbax", state_of(SHAPES, ["embed.weight"]))
+    assert read_state(folder / "state.orbax")["step"] == 3
+    assert [path.name for path in folder.iterdir()] == ["state.orbax"]
 
 
 def test_too_full_a_disk_is_seen_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

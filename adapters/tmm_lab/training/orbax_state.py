@@ -40,10 +40,10 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     if shutil.disk_usage(folder.parent).free < needed:  # Orbax would tell it less clearly, and only when it is full
         raise WriteError(folder, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
-    def save(checkpointer: ocp.Checkpointer) -> None:
-        checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(dict(state)))
+    def save(checkpointer: ocp.Checkpointer, path: Path) -> None:
+        checkpointer.save(path, args=ocp.args.PyTreeSave(dict(state)))
 
-    _, failure = _by_orbax(save)
+    _, failure = _by_orbax(folder, save)
     if failure is not None:
         raise WriteError(folder, OSError(failure))
 
@@ -57,14 +57,14 @@ def read_state(folder: Path) -> dict[str, Any]:
         If the folder is damaged, or holds something else.
     """
 
-    def restore(checkpointer: ocp.Checkpointer) -> Any:
-        found = checkpointer.metadata(folder.absolute()).item_metadata
+    def restore(checkpointer: ocp.Checkpointer, path: Path) -> Any:
+        found = checkpointer.metadata(path).item_metadata
         if found is None:
             raise InputError("it has no metadata")
         as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), found.tree)
-        return checkpointer.restore(folder.absolute(), args=ocp.args.PyTreeRestore(restore_args=as_numpy))
+        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
 
-    state, failure = _by_orbax(restore)
+    state, failure = _by_orbax(folder, restore)
     if failure is not None:
         raise InputError(f"{folder} is no whole Orbax folder ({failure}); resume from another checkpoint")
     if not isinstance(state, dict) or set(state) != _PARTS:
@@ -72,19 +72,34 @@ def read_state(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _by_orbax(function: Callable[[Any], Any]) -> tuple[Any, str | None]:
-    """Return what `function` returns, and what went wrong, in a few words.
+def _by_orbax(folder: Path, function: Callable[[Any, Path], Any]) -> tuple[Any, str | None]:
+    """Return what `function` returns, given a path of the folder, and what went wrong, in a few words.
 
     Orbax, TensorStore and JSON have each their own exceptions, and tell of them in logs as well.
     """
-    with _without_logs():
+    with _without_logs(), _text_path(folder.absolute()) as path:
         try:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                return function(checkpointer), None
+                return function(checkpointer, path), None
         except (OSError, ValueError, LookupError, TypeError, RuntimeError) as error:
             failure = str(error).split("[tensorstore_spec", 1)[0].strip()
         gc.collect()  # tasks whose exceptions nobody asked for complain when they go
     return None, failure
+
+
+@contextmanager
+def _text_path(folder: Path) -> Iterator[Path]:
+    """Give a path of a folder that is text: TensorStore takes no other, and on Linux names may be any bytes."""
+    try:
+        os.fspath(folder).encode()
+    except UnicodeEncodeError:
+        handle = os.open(folder.parent, os.O_RDONLY)
+        try:
+            yield Path(f"/dev/fd/{handle}", folder.name)
+        finally:
+            os.close(handle)
+    else:
+        yield folder
 
 
 @contextmanager
