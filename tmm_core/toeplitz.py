@@ -399,7 +399,7 @@ def _solution(w: Array, y: Array, backend: str) -> Array:
         return xp.reshape(bridge.row_by_row(functools.partial(_solution, backend=backend), w, y), shape)
     dtype, (w, y) = computed_in(w, y)
     if 0 in shape:
-        return xp.astype(y, dtype, copy=True)
+        return xp.reshape(xp.astype(y, dtype, copy=True), shape)
     with quiet():
         x = _solve(xp, *direct.normalised(w, y), backend)
     return xp.reshape(xp.astype(x, dtype, copy=False), shape)

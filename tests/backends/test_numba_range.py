@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.numba_oracle import allowed, check_correlation, check_product, correlate, normal, product
+from support.numba_oracle import check_correlation, check_product, correlate, normal, product
 from support.requirements import import_or_skip
 
 import_or_skip("numba")
@@ -10,6 +10,7 @@ import_or_skip("numba")
 import tmm_core
 from tmm_backends._numba import engine, streaming
 from tmm_backends._numba import rescaling as rescaling_module
+from tmm_core.testing.oracles import error_bound
 
 N = 150
 
@@ -115,7 +116,7 @@ def test_streams_of_any_magnitude(scale, kernel_size):
         y, state = tmm_core.stream_step(plan, state, token)
         outputs.append(y)
     expected = product(w.astype(float), x.astype(float))
-    bound = 4 * allowed(w.astype(float), x.astype(float), "float32") + N * 2.0**-149
+    bound = 4 * error_bound(w.astype(float), x.astype(float), "float32") + N * 2.0**-149
     assert np.all(np.abs(np.stack(outputs) - expected) <= bound)
 
 

@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from support.processes import run_python
-from support.requirements import library_or_skip
+from support.requirements import import_or_skip, library_or_skip
 
 import tmm_core
-from tmm_core.testing.fuzz import Case, draw, shrunk, verdict
+from tmm_core.testing import LIBRARIES, get_library
+from tmm_core.testing.fuzz import KINDS, OPERATIONS, Case, draw, kinds, shrunk, verdict
 from tmm_core.testing.fuzz.__main__ import main
 
 CASES = 60
@@ -38,6 +38,16 @@ def test_random_calls_of_compiled_functions_are_right(name):
 @pytest.mark.slow
 def test_many_random_calls_are_right():
     check(3, range(600), "numpy", "numpy-read-only", "numpy-bfloat16", "array_api_strict", "torch")
+
+
+def test_every_kind_is_drawn(monkeypatch):
+    libraries = set(LIBRARIES) - {"torch-compiled"}
+    for name in libraries:
+        library_or_skip(name)
+    monkeypatch.setattr(import_or_skip("jax"), "devices", lambda: [0, 1])
+    drawn = {kind for i in range(4000) for kind in kinds(draw(0, i))}
+    engines = {f"by {name}" for name in ("any engine", "array_api", "numpy", "numba", "torch", "jax")}
+    assert drawn == {*KINDS, *OPERATIONS, *engines, *(f"arrays of {name}" for name in libraries)}
 
 
 def test_cases_are_the_same_for_a_seed():
@@ -71,10 +81,12 @@ def test_what_is_wrong_is_found_and_made_small(monkeypatch, capsys):
     assert "tmm_core.causal_toeplitz_matmul(w, x, backend='numpy')" in printed
 
 
-def test_the_code_of_a_case_runs_and_gives_its_result():
-    case = next(c for i in itertools.count() if (c := draw(4, i, ["numpy"])).operation == "causal_toeplitz_matmul")
-    done = run_python(case.code())
-    assert np.array2string(case.run()).split()[0].strip("[") in done.stdout
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_code_of_a_case_gives_its_result(operation):
+    case = next(case for i in itertools.count() if (case := draw(4, i, ["numpy"])).operation == operation)
+    names = {}
+    exec(case.code(), names)
+    np.testing.assert_array_equal(get_library("numpy").to_numpy(names["result"]), case.run())
 
 
 def test_a_case_knows_what_is_right():

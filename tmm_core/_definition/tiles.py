@@ -41,7 +41,9 @@ def step(product: Product, w: Array, cache: Array, at: int, x: Array, leaf: int)
     """
     x = nan_where(~namespace_of(x).isfinite(x), x)
     used = min(at % leaf + 1, w.shape[-1])
-    recent = namespace_of(x).concat([cache[:, at + 1 - used : at, :], x[:, None, :]], axis=1)
+    recent = x[:, None, :]
+    if used > 1:
+        recent = namespace_of(x).concat([cache[:, at + 1 - used : at, :], recent], axis=1)
     y = cache[:, at, :] + weighted(w[..., :used], recent)
     cache = _put(cache, at, at + 1, x[:, None, :])
     u = at + 1

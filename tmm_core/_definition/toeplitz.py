@@ -37,12 +37,11 @@ def causal_toeplitz_matmul(w: Array, x: Array, /, *, adjoint: bool, method: Meth
     def product(w: Array, x: Array) -> Array:
         return _algorithm(xp, method, x.shape[-2]).product(w, x, adjoint=adjoint)
 
-    with quiet():
-        y = product(w, x) if segment_ids is None else by_segments(product, w, x, segment_ids, adjoint=adjoint)
-        if not (bad_w is None and bad_x is None):
-            nan_mask = nan_mask_of_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
-            y = nan_where(nan_mask, y)
-        return xp.astype(y, dtype, copy=False)
+    y = product(w, x) if segment_ids is None else by_segments(product, w, x, segment_ids, adjoint=adjoint)
+    if not (bad_w is None and bad_x is None):
+        nan_mask = nan_mask_of_outputs(w, x, bad_w, bad_x, adjoint=adjoint, segment_ids=segment_ids)
+        y = nan_where(nan_mask, y)
+    return xp.astype(y, dtype, copy=False)
 
 
 def causal_toeplitz_correlate(
@@ -60,15 +59,11 @@ def causal_toeplitz_correlate(
     def correlate(x: Array, g: Array, lags: int) -> Array:
         return _algorithm(xp, method, x.shape[-2]).correlation(x, g, lags=lags, heads=heads, kernel_size=kernel_size)
 
-    with quiet():
-        if segment_ids is None:
-            c = correlate(x, g, used)
-        else:
-            c = correlate_by_segments(correlate, x, g, segment_ids, lags=used)
-        nan_mask = nan_mask_of_lags(
-            x, g, bad_x, bad_g, lags=used, heads=heads, kernel_size=kernel_size, segment_ids=segment_ids
-        )
-        c = xp.astype(nan_where(nan_mask, c), dtype, copy=False)
+    c = correlate(x, g, used) if segment_ids is None else correlate_by_segments(correlate, x, g, segment_ids, lags=used)
+    nan_mask = nan_mask_of_lags(
+        x, g, bad_x, bad_g, lags=used, heads=heads, kernel_size=kernel_size, segment_ids=segment_ids
+    )
+    c = xp.astype(nan_where(nan_mask, c), dtype, copy=False)
     if used < lags:
         c = xp.concat([c, xp.zeros((heads, kernel_size, lags - used), dtype=dtype, device=device_of(c))], axis=-1)
     return c

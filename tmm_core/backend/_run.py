@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from .._arrays.exchange import Array, namespace_of, share_like
 from .._arrays.properties import nan_where
 from .._definition.masks import decreasing_rows
-from .._definition.toeplitz import Method
+from .._definition.toeplitz import Method, quiet
 from ._protocols import Engine, Writer
 
 __all__ = ["run_correlate", "run_matmul"]
@@ -31,7 +31,8 @@ def run_matmul(
     shape and dtype and in C order, the result is written there, without a copy where the engine can write into it.
     """
     ids = segment_ids
-    with engine.on_stream_of(x) if hasattr(engine, "on_stream_of") else nullcontext():  # 10 us faster than `Queued`
+    # 10 us faster than `Queued`
+    with quiet(), engine.on_stream_of(x) if hasattr(engine, "on_stream_of") else nullcontext():
         if not (engine.owns(w) and engine.owns(x)):
             ids = None if ids is None else engine.receive(ids)
             y = engine.matmul(engine.receive(w), engine.receive(x), adjoint=adjoint, method=method, segment_ids=ids)
@@ -67,7 +68,8 @@ def run_correlate(
 
     All of it becomes NaN where the `segment_ids` of a row decrease, unless they are known to be `ordered`.
     """
-    with engine.on_stream_of(x) if hasattr(engine, "on_stream_of") else nullcontext():  # 10 us faster than `Queued`
+    # 10 us faster than `Queued`
+    with quiet(), engine.on_stream_of(x) if hasattr(engine, "on_stream_of") else nullcontext():
         own = engine.owns(x) and engine.owns(g)
         pair = (x, g) if own else (engine.receive(x), engine.receive(g))
         ids = segment_ids if own or segment_ids is None else engine.receive(segment_ids)

@@ -10,13 +10,12 @@ import numpy as np
 from ._calls import N_LONG, SMALLEST, Law, correlate_of, matmul_of
 from .libraries import Library
 from .oracles import (
-    channel_norms,
     check_close,
     check_equal,
+    correlation_bound,
     dense_correlation,
     dense_product,
     error_bound,
-    error_factor,
     nan_outputs,
     normal,
 )
@@ -44,15 +43,15 @@ def check_non_finite(library: Library, backend: str) -> None:
             extra = (library.asarray(ids, "int32"),) if segments else ()
             arrays = library.asarray(w, "float32"), library.asarray(x, "float32")
             y = library.to_numpy(matmul_of(library, backend, adjoint)(*arrays, *extra))
-            nans = nan_outputs(bad_w, bad_x, adjoint, ids[0] if segments else None)
+            nans = nan_outputs(bad_w, bad_x, adjoint=adjoint, ids=rows)
             expected = np.where(
                 nans,
                 math.nan,
-                dense_product(clean_w, clean_x, adjoint=adjoint, ids=None if rows is None else rows[0]),
+                dense_product(clean_w, clean_x, adjoint=adjoint, ids=rows),
             )
             what = f"non-finite w{at_w} x{at_x}, {adjoint=} {segments=}"
             check_equal(np.isnan(y), nans, what)
-            bound = np.broadcast_to(4 * error_bound(clean_w, clean_x, "float32"), y.shape)
+            bound = np.broadcast_to(4 * error_bound(clean_w, clean_x, "float32", adjoint=adjoint), y.shape)
             check_close(y[~nans], expected[~nans], bound[~nans], what)
 
 
@@ -79,7 +78,7 @@ def check_non_finite_correlation(library: Library, backend: str) -> None:
             )
         )
         check_equal(np.isnan(c), nans, f"non-finite {name}{at}, {segments=}")
-        bound = error_factor(n, "float32") * 16 * np.max(channel_norms(clean_x)) * np.max(channel_norms(clean_g))
+        bound = correlation_bound(clean_x, clean_g, "float32", 2, 3)
         check_close(c[~nans], expected[~nans], bound, f"correlation beside a non-finite {name}")
 
 
@@ -111,10 +110,10 @@ def check_range(library: Library, backend: str) -> None:
             )
         if what.startswith("large where"):
             continue
-        run = correlate_of(library, backend, n)
-        c = library.to_numpy(run(library.asarray(w[0, 0][:, None], "float32"), library.asarray(x[0], "float32")[:, :1]))
-        expected = dense_correlation(w[0, 0][:, None], x[0][:, :1], n, 1, 1)[0]
-        bound = error_factor(n, "float32") * np.linalg.norm(w) * np.linalg.norm(x[0, :, 0]) + n * SMALLEST
+        pair = w[0, 0][:, None], x[0][:, :1]
+        c = library.to_numpy(correlate_of(library, backend, n)(*(library.asarray(a, "float32") for a in pair)))
+        expected = dense_correlation(*pair, n, 1, 1)[0]
+        bound = correlation_bound(*pair, "float32", 1, 1)[0] + n * SMALLEST
         check_close(c.astype(float), expected, bound, f"range of the correlation: {what}")
 
 
@@ -170,8 +169,8 @@ def check_independence(library: Library, backend: str) -> None:
         arrays = library.asarray(filters, "float32"), library.asarray(signals, "float32")
         for adjoint in (False, True):
             y = library.to_numpy(matmul_of(library, backend, adjoint)(*arrays))
-            expected, bound = dense_product(filters, signals, adjoint=adjoint), error_bound(filters, signals, "float32")
-            check_close(y, expected, bound + n * SMALLEST, "independence of channels and rows")
+            bound = error_bound(filters, signals, "float32", adjoint=adjoint) + n * SMALLEST
+            check_close(y, dense_product(filters, signals, adjoint=adjoint), bound, "independence of channels and rows")
 
 
 ACCURACY_LAWS: tuple[Law, ...] = (

@@ -16,11 +16,13 @@ __all__ = [
     "ERROR_CONSTANT",
     "Numbers",
     "channel_norms",
-    "channel_pairs",
     "check_close",
     "check_equal",
+    "computed_dtype",
+    "correlation_bound",
     "dense_correlation",
     "dense_product",
+    "document_positions",
     "error_bound",
     "error_factor",
     "lag_matrix",
@@ -34,6 +36,11 @@ EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64":
 EPS |= {"complex64": EPS["float32"], "complex128": EPS["float64"]}
 
 
+def computed_dtype(dtype: str) -> str:
+    """Return the dtype in which results of a dtype are computed."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
 def normal(rng: np.random.Generator, *shape: int, dtype: str = "float64") -> Numbers:
     """Return normal numbers that the dtype represents, so that oracle and library read the same ones."""
     values = rng.standard_normal(shape)
@@ -44,74 +51,97 @@ def normal(rng: np.random.Generator, *shape: int, dtype: str = "float64") -> Num
     return values.astype(dtype).astype(np.complex128 if dtype.startswith("complex") else np.float64)
 
 
-def lag_matrix(w: Numbers, n: int, ids: Numbers | None) -> Numbers:
-    """Return `T[..., t, s] = w[..., t - s]` within documents."""
-    lag = np.arange(n)[:, None] - np.arange(n)
-    matrix: Numbers = np.where((lag >= 0) & (lag < w.shape[-1]), w[..., np.clip(lag, 0, w.shape[-1] - 1)], 0)
-    same: Numbers = np.ones((n, n), bool) if ids is None else ids[:, None] == ids
-    return matrix * same
-
-
-def channel_pairs(heads: int, kernel_size: int, d: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield head, kernel row, and the channels that the row joins: of the output and of the input."""
-    width = d // heads
-    for c in range(d):
-        for i in range(kernel_size):
-            source = c - (kernel_size - 1) + i
-            if source >= c // width * width:
-                yield c // width, i, c, source
+def lag_matrix(w: Numbers, n: int) -> Numbers:
+    """Return `T[..., t, s] = w[..., t - s]`, `(..., n, n)`."""
+    lags = np.zeros((*w.shape[:-1], n), w.dtype)
+    lags[..., : w.shape[-1]] = w[..., :n]
+    return np.tril(lags[..., np.subtract.outer(np.arange(n), np.arange(n))])
 
 
 def dense_product(w: Numbers, x: Numbers, *, adjoint: bool = False, ids: Numbers | None = None) -> Numbers:
-    """Return the product by its definition."""
+    """Return the product of `(h, m, k)` and `(..., n, d)` by its definition, or the adjoint's, in the inputs' dtype."""
     heads, kernel_size, _ = w.shape
-    matrix = lag_matrix(w, x.shape[-2], ids)
-    y = np.zeros(x.shape, np.result_type(w, x))
-    for head, i, c, source in channel_pairs(heads, kernel_size, x.shape[-1]):
+    n, by_head = x.shape[-2], _by_head(x, heads)
+    matrices = lag_matrix(w, n).reshape(heads, kernel_size, *[1] * (x.ndim - 2), n, n)
+    if ids is not None:
+        matrices = matrices * (ids[..., :, None] == ids[..., None, :])
+    y = np.zeros(by_head.shape, np.result_type(w, x))
+    for i, (target, source) in enumerate(_joined_channels(kernel_size, by_head.shape[-1])):
         if adjoint:
-            y[..., source] += x[..., c] @ matrix[head, i].conj()
+            y[..., source] += matrices[:, i].conj().mT @ by_head[..., target]
         else:
-            y[..., c] += x[..., source] @ matrix[head, i].T
-    return y
+            y[..., target] += matrices[:, i] @ by_head[..., source]
+    return np.moveaxis(y, 0, -2).reshape(x.shape)
 
 
 def dense_correlation(
     x: Numbers, g: Numbers, lags: int, heads: int, kernel_size: int, ids: Numbers | None = None
 ) -> Numbers:
-    """Return the correlation by its definition."""
-    n = x.shape[-2]
+    """Return the correlation, `(heads, kernel_size, lags)`, by its definition, in the inputs' dtype."""
+    rows, (n, d) = math.prod(x.shape[:-2]), x.shape[-2:]
+    ids = None if ids is None else np.broadcast_to(ids, x.shape[:-1]).reshape(rows, n)
+    x, g = (np.ascontiguousarray(_by_head(a.reshape(rows, n, d), heads)) for a in (x.conj(), g))
     c = np.zeros((heads, kernel_size, lags), np.result_type(x, g))
-    lag = np.arange(n)[:, None] - np.arange(n)
-    same = np.ones((n, n), bool) if ids is None else ids[:, None] == ids
-    for head, i, target, source in channel_pairs(heads, kernel_size, x.shape[-1]):
-        products = np.einsum("rt,rs->ts", *(a.reshape(math.prod(a.shape[:-1]), n)
-                                            for a in (g[..., target], x[..., source].conj())))  # fmt: skip
-        products = np.where(same, products, 0)
-        c[head, i, : min(lags, n)] += [products[lag == j].sum() for j in range(min(lags, n))]
+    for i, (target, source) in enumerate(_joined_channels(kernel_size, x.shape[-1])):
+        for j in range(min(lags, n)):
+            before, after = x[..., : n - j, source], g[..., j:, target]
+            if ids is not None:
+                after = after * (ids[:, j:] == ids[:, : n - j])[..., None]
+            c[:, i, j] = np.einsum("hrtc,hrtc->h", after, before)
     return c
 
 
+def _by_head(a: Numbers, heads: int) -> Numbers:
+    """Return `(heads, ..., n, d / heads)` of `(..., n, d)`."""
+    return np.moveaxis(a.reshape(*a.shape[:-1], heads, a.shape[-1] // max(heads, 1)), -2, 0)
+
+
+def _joined_channels(kernel_size: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the channels of a head that each row of a kernel joins: of the output and of the input."""
+    for offset in reversed(range(kernel_size)):
+        yield slice(offset, None), slice(max(width - offset, 0))
+
+
 def channel_norms(a: Numbers) -> Numbers:
-    """Return the norm over time of each channel, `(..., 1, d)`."""
-    norms: Numbers = np.sqrt((np.abs(a) ** 2).sum(-2, keepdims=True))
+    """Return the norm over time of each channel, `(..., 1, d)`, of numbers of any size."""
+    norms: Numbers = np.hypot.reduce(np.abs(a), axis=-2, keepdims=True)
     return norms
 
 
-def error_bound(w: Numbers, x: Numbers, dtype: str) -> Numbers:
-    """Return the error law's bound for each row and channel, `(..., 1, d)`: over all channels that an output reads."""
-    heads, kernel_size, _ = w.shape
-    norms, total = channel_norms(x), np.zeros((*x.shape[:-2], 1, x.shape[-1]))
-    filters = np.sqrt((np.abs(w) ** 2).sum(-1))
-    for head, i, c, source in channel_pairs(heads, kernel_size, x.shape[-1]):
-        total[..., c] += filters[head, i] * norms[..., source]
-        if kernel_size > 1:
-            total[..., source] += filters[head, i] * norms[..., c]
-    return error_factor(x.shape[-2], dtype) * total
-
-
 def error_factor(n: int, dtype: str) -> float:
-    """Return the error law's bound over `||w||_2 * ||x||_2` for `n` times."""
-    return ERROR_CONSTANT * EPS[dtype] * math.log2(max(n, 2))
+    """Return the error law's bound over `||w||_2 * ||x||_2` for `n` times, that of float32 for halves."""
+    return ERROR_CONSTANT * EPS[computed_dtype(dtype)] * math.log2(max(n, 2))
+
+
+def error_bound(w: Numbers, x: Numbers, dtype: str, *, adjoint: bool = False) -> Numbers:
+    """Return the error law's bound for each row and channel, `(..., 1, d)`: over all channels that an output reads."""
+    norms = np.hypot.reduce(np.abs(w), axis=-1, keepdims=True)
+    return error_factor(x.shape[-2], dtype) * dense_product(norms, channel_norms(x), adjoint=adjoint)
+
+
+def correlation_bound(x: Numbers, g: Numbers, dtype: str, heads: int, kernel_size: int) -> Numbers:
+    """Return the error law's bound for each row of lags, `(heads, kernel_size, 1)`: over all channels that it joins."""
+    norms = channel_norms(x), channel_norms(g)
+    return error_factor(x.shape[-2], dtype) * dense_correlation(*norms, 1, heads, kernel_size)
+
+
+def document_positions(shape: tuple[int, ...], ids: Numbers | None = None, *, from_end: bool = False) -> Numbers:
+    """Return the position of each time in its document, for ids that are broadcast to a shape `(..., n)`."""
+    before = dense_product(np.ones((1, 1, shape[-1])), np.ones((*shape, 1)), adjoint=from_end, ids=ids)
+    return before[..., 0].astype(int) - 1
+
+
+def nan_outputs(
+    bad_w: Numbers, bad_x: Numbers, *, adjoint: bool = False, ids: Numbers | None = None
+) -> npt.NDArray[np.bool_]:
+    """Return, entry by entry, where the law wants NaN of a product."""
+    n, d = bad_x.shape[-2:]
+    heads, _, lags = bad_w.shape
+    reached = dense_product(np.ones(bad_w.shape), bad_x.astype(float), adjoint=adjoint, ids=ids) > 0.5
+    bad_lags = np.arange(n + 1) == np.full((heads, 1), n)
+    bad_lags[:, :lags] |= bad_w[..., : n + 1].any(1)
+    first = np.repeat(np.argmax(bad_lags, axis=1), d // heads)
+    return np.asarray(reached | (document_positions(bad_x.shape[:-1], ids, from_end=adjoint)[..., None] >= first))
 
 
 def check_close(found: Any, expected: Any, bound: Any, what: str) -> None:
@@ -128,20 +158,3 @@ def check_equal(found: Numbers, expected: Numbers, what: str) -> None:
     """Fail where a bit differs; NaNs are equal."""
     if not np.array_equal(found, expected, equal_nan=True):
         raise AssertionError(f"{what}: expected bit-identical values, {np.sum(found != expected)} differ")
-
-
-def nan_outputs(bad_w: Numbers, bad_x: Numbers, adjoint: bool, ids: Numbers | None) -> npt.NDArray[np.bool_]:
-    """Return, entry by entry, where the law wants NaN."""
-    heads = bad_w.shape[0]
-    n, d = bad_x.shape[-2:]
-    ids = np.zeros(n) if ids is None else ids
-    nans = np.zeros(bad_x.shape, bool)
-    reach = dense_product(np.ones(bad_w.shape), bad_x, adjoint=adjoint, ids=ids) > 0.5
-    nans |= reach
-    for t in range(n):
-        same = np.flatnonzero(ids == ids[t])
-        position = same[-1] - t if adjoint else t - same[0]
-        for head in range(heads):
-            if bad_w[head, :, : position + 1].any():
-                nans[..., t, head * d // heads : (head + 1) * d // heads] = True
-    return nans

@@ -20,6 +20,7 @@ from .oracles import (
     Numbers,
     check_close,
     check_equal,
+    computed_dtype,
     dense_product,
     error_bound,
     nan_outputs,
@@ -70,7 +71,7 @@ class Layer:
         w = self.w.reshape(self.w.shape[0] if self.w.ndim > 1 else 1, -1, self.w.shape[-1])
         lags = np.logaddexp(w, 0) if self.softplus else w
         width = self.x.shape[-1] // len(lags)
-        computed = "float32" if self.dtype in ("float16", "bfloat16") else self.dtype
+        computed = computed_dtype(self.dtype)
         y = dense_product(lags, self.x)
         bound = np.broadcast_to(stream_error_bound(lags, self.x, computed), y.shape)
         if self.mean:
@@ -282,7 +283,7 @@ def check_stream_non_finite(library: Library, backend: str) -> None:
             w[at_w], clean.w[at_w], bad_w[at_w] = -math.inf, 0, 1
         if at_x is not None:
             x[at_x], clean.x[at_x], bad_x[at_x] = math.inf, 0, 1
-        nans = nan_outputs(bad_w, bad_x, False, None)
+        nans = nan_outputs(bad_w, bad_x)
         expected, bound = clean.expected()
         layer = Layer(w, x)
         plan, array = layer.plan(library, backend), layer.arrays(library)[1]

@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 
 from tmm_core import lm, use_backend
 from tmm_core.testing.oracles import (
-    channel_norms,
-    channel_pairs,
+    correlation_bound,
     dense_correlation,
     dense_product,
     error_bound,
-    error_factor,
 )
 from tmm_core.testing.streaming import stream_error_bound
 
@@ -108,13 +106,14 @@ class Reference:
         """Add sums written out."""
         heads, kernel_size, lags = case.w.shape
         correlation = dense_correlation(case.x, case.g, lags, heads, kernel_size)
-        of_x, of_g = (partial(error_bound, case.w, signal) for signal in (case.x, case.g))
-        of_lags = partial(_correlation_bound, case)
-        self._add(Key("product", name, ""), dense_product(case.w, case.x), of_x)
-        self._add(Key("adjoint", name, ""), dense_product(case.w, case.x, adjoint=True), of_x)
+        of_lags = partial(correlation_bound, case.x, case.g, heads=heads, kernel_size=kernel_size)
+        for operation, adjoint in (("product", False), ("adjoint", True)):
+            bound = partial(error_bound, case.w, case.x, adjoint=adjoint)
+            self._add(Key(operation, name, ""), dense_product(case.w, case.x, adjoint=adjoint), bound)
         self._add(Key("correlate", name, ""), correlation, of_lags)
         self._add(Key("differentiate", name, "w"), correlation, of_lags)
-        self._add(Key("differentiate", name, "x"), dense_product(case.w, case.g, adjoint=True), of_g)
+        bound = partial(error_bound, case.w, case.g, adjoint=True)
+        self._add(Key("differentiate", name, "x"), dense_product(case.w, case.g, adjoint=True), bound)
 
     def _add_model(self, name: str, case: ModelCase) -> None:
         """Add logits, and of each parameter a direction and the slope along it, by differences of order 6."""
@@ -131,13 +130,3 @@ class Reference:
             ]
             slope = (45 * (f[3] - f[2]) - 9 * (f[4] - f[1]) + (f[5] - f[0])) / (60 * h)
             self._slopes[Key("model", name, parameter)] = direction, np.asarray(slope)
-
-
-def _correlation_bound(case: Product, dtype: str) -> Numbers:
-    """Return the error law's bound for each row of lags, (h, m, 1): over all pairs of channels that it joins."""
-    heads, kernel_size, _ = case.w.shape
-    total = np.zeros((heads, kernel_size, 1))
-    x, g = channel_norms(case.x), channel_norms(case.g)
-    for head, i, c, source in channel_pairs(heads, kernel_size, case.x.shape[-1]):
-        total[head, i] += float(np.sum(x[..., source] * g[..., c]))
-    return error_factor(case.x.shape[-2], dtype) * total

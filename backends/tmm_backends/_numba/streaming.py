@@ -153,10 +153,9 @@ class _Layout:
             y[reached] = np.nan
             for row, head, channels in marked_channels(missing & ~reached, self.w):  # they overflow on the way
                 inputs = recent[row][:, channels]
-                product = definition_matmul(
-                    self.w[head : head + 1], inputs, adjoint=False, method="auto", segment_ids=None
-                )
+                lags = self.w[head : head + 1]
                 with np.errstate(all="ignore"):
+                    product = definition_matmul(lags, inputs, adjoint=False, method="auto", segment_ids=None)
                     y[row, channels] = cache[row, at, channels] + product[-1]
         cache[:, at] = x
 

@@ -1,18 +1,25 @@
-"""The command `python -m tmm_core.testing.fuzz`."""
+"""Random calls of the public operations against their definition: N cases, or the smallest that fails."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import textwrap
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from . import Case
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 __all__ = ["main"]
+
+BLOCK = 50
+"""Cases between two looks at the clock."""
+
+Kind = tuple[str, str, str, str]
+"""Failures that are told apart: operation, library, engine, and the first word of what is wrong."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,48 +30,79 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--case", type=int, metavar="I", help="try this one alone, and print it")
     parser.add_argument("--library", action="append", help="only arrays of this library; may be given again")
     parser.add_argument("--all", action="store_true", help="go on after a failure, to one of each kind")
+    parser.add_argument("--jobs", type=int, default=1, metavar="K", help="processes that share the cases (default 1)")
     options = parser.parse_args(arguments)
-    # Before JAX is imported: arrays spread over two devices are drawn, too.
+    # Before JAX is imported: arrays spread over two devices are drawn, too. Threads that wait busily take each other's
+    # cores, for products that are small.
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-    from . import draw, verdict
-
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if options.case is not None:
-        case = draw(options.seed, options.case, options.library)
-        print(case.code())
-        what = verdict(case)
-        print(f"# {what or 'right'}")
-        return int(what is not None)
-    failures: set[tuple[str, ...]] = set()
-    drawn, begin, said = Counter[str](), time.monotonic(), 0.0
-    for number in range(options.cases):
-        case = draw(options.seed, number, options.library)
-        drawn[case.library] += 1
-        what = verdict(case)
-        if what is not None:
-            kind = (case.operation, case.library, str(case.options.get("backend")), what.split(":")[0])
+        return _tried_alone(options.seed, options.case, options.library)
+    drawn, failures, begin, said = Counter[str](), set[Kind](), time.monotonic(), 0.0
+    for done, (block, found) in enumerate(_tried(options), 1):
+        drawn += block
+        for kind, report in found.items():
             if kind not in failures:
+                print(report, flush=True)
                 failures.add(kind)
-                print(f"# case {number} of seed {options.seed}:", end=" ")
-                _report(case, what)
-            if not options.all:
-                return 1
-        now = time.monotonic() - begin
+        if failures and not options.all:
+            return 1
+        now, count = time.monotonic() - begin, min(done * BLOCK, options.cases)
         if now - said > 10:
-            said, left = now, now / (number + 1) * (options.cases - number - 1)
-            print(f"{number + 1} of {options.cases} cases, {left:.0f} s left", file=sys.stderr, flush=True)
-    by_library = ", ".join(f"{library} {count}" for library, count in sorted(drawn.items()))
+            said, left = now, now / count * (options.cases - count)
+            print(f"{count} of {options.cases} cases, {left:.0f} s left", file=sys.stderr, flush=True)
     outcome = f"{len(failures)} kinds of failure" if failures else "no failure"
-    print(f"{options.cases} cases of seed {options.seed}: {outcome}, {time.monotonic() - begin:.0f} s ({by_library})")
+    print(f"{options.cases} cases of seed {options.seed}: {outcome}, {time.monotonic() - begin:.0f} s")
+    print(textwrap.fill(", ".join(f"{kind} {count}" for kind, count in drawn.most_common()), 100))
     return int(bool(failures))
 
 
-def _report(case: Case, what: str) -> None:
-    """Print the smallest case that fails as this one does."""
-    from . import shrunk, verdict
+def _tried_alone(seed: int, number: int, libraries: Sequence[str] | None) -> int:
+    """Print a case and what is wrong with it."""
+    from . import draw, verdict
 
-    print(what, flush=True)
-    small = shrunk(case)
-    print(f"{small.code()}\n# {verdict(small)}\n", flush=True)
+    case = draw(seed, number, libraries)
+    print(case.code())
+    what = verdict(case)
+    print(f"# {what or 'right'}")
+    return int(what is not None)
+
+
+def _tried(options: argparse.Namespace) -> Iterator[tuple[Counter[str], dict[Kind, str]]]:
+    """Yield what `_block` returns for every block, in turn."""
+    blocks = [range(first, min(first + BLOCK, options.cases)) for first in range(0, options.cases, BLOCK)]
+    block = partial(_block, options.seed, options.library, options.all)
+    if options.jobs == 1:
+        yield from map(block, blocks)
+        return
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        try:
+            yield from pool.map(block, blocks)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _block(
+    seed: int, libraries: Sequence[str] | None, every: bool, numbers: range
+) -> tuple[Counter[str], dict[Kind, str]]:
+    """Return how many cases of each kind were tried, and one failure of each kind: the case, and the smallest."""
+    from . import draw, kinds, shrunk, verdict
+
+    drawn, failures = Counter[str](), dict[Kind, str]()
+    for number in numbers:
+        case = draw(seed, number, libraries)
+        drawn.update(kinds(case))
+        what = verdict(case)
+        if what is None:
+            continue
+        kind = case.operation, case.library, str(case.options.get("backend")), what.split(":")[0]
+        if kind not in failures:
+            small = shrunk(case)
+            failures[kind] = f"# case {number} of seed {seed}: {what}\n{small.code()}\n# {verdict(small)}\n"
+        if not every:
+            break
+    return drawn, failures
 
 
 if __name__ == "__main__":

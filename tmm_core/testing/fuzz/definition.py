@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..oracles import EPS, Numbers, error_factor
+from ..oracles import (
+    EPS,
+    Numbers,
+    computed_dtype,
+    correlation_bound,
+    dense_correlation,
+    dense_product,
+    document_positions,
+    error_bound,
+    error_factor,
+    nan_outputs,
+)
 from ..streaming import STREAMING_ERROR_CONSTANT
 from .cases import Case
 
-__all__ = ["Expected", "computed_dtype", "expected", "largest", "promoted"]
+__all__ = ["Expected", "expected", "largest", "promoted"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +49,6 @@ def promoted(*dtypes: str) -> str:
     if any(dtype.startswith("complex") for dtype in dtypes):
         return "complex128" if double else "complex64"
     return "float64" if double else "float32"
-
-
-def computed_dtype(dtype: str) -> str:
-    """Return the dtype in which results of a dtype are computed."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def largest(dtype: str) -> float:
@@ -70,56 +77,9 @@ def _clean(a: Numbers) -> tuple[Numbers, Any]:
     return np.where(bad, 0, a), bad
 
 
-def _shifted(a: Numbers, by: int, heads: int) -> Numbers:
-    """Return `b[..., c] = a[..., c - by]` within each head's channels, zero where that leaves the head."""
-    if by == 0 or heads == 0:
-        return a
-    by_head = a.reshape(*a.shape[:-1], heads, -1) if a.size else a.reshape(*a.shape[:-1], heads, a.shape[-1] // heads)
-    shifted, width = np.zeros_like(by_head), by_head.shape[-1]
-    if abs(by) < width:
-        to, source = (slice(by, None), slice(None, -by)) if by > 0 else (slice(None, by), slice(-by, None))
-        shifted[..., to] = by_head[..., source]
-    return shifted.reshape(a.shape)
-
-
 def _of_channels(rows: Numbers, d: int) -> Numbers:
-    """Return one entry a head, on the first axis, as one a channel, on the last axis."""
-    return np.moveaxis(np.repeat(rows, d // max(len(rows), 1), axis=0), 0, -1)
-
-
-def _same(ids: Numbers | None, j: int) -> Any:
-    """Return which times and those j before are of one document, `(..., n - j, 1)`."""
-    return True if ids is None else (ids[..., j:] == ids[..., : ids.shape[-1] - j])[..., None]
-
-
-def _product(w: Numbers, x: Numbers, ids: Numbers | None, adjoint: bool) -> Numbers:
-    """Return the product of `(h, m, k)` and `(..., n, d)`, or the adjoint's."""
-    heads, kernel_size, lags = w.shape
-    n, d = x.shape[-2:]
-    y: Numbers = np.zeros(x.shape, np.result_type(w, x))
-    for i in range(kernel_size):
-        offset = kernel_size - 1 - i
-        read = x if adjoint else _shifted(x, offset, heads)
-        by_time: Numbers = np.zeros_like(y)
-        for j in range(min(lags, n)):
-            lag = _of_channels(w[:, i, j], d)
-            if adjoint:
-                by_time[..., : n - j, :] += lag.conj() * read[..., j:, :] * _same(ids, j)
-            else:
-                by_time[..., j:, :] += lag * read[..., : n - j, :] * _same(ids, j)
-        y += _shifted(by_time, -offset, heads) if adjoint else by_time
-    return y
-
-
-def _positions(ids: Numbers | None, shape: tuple[int, ...], from_end: bool = False) -> Numbers:
-    """Return the position of each time in its document, `(..., n)`."""
-    if ids is None:
-        times = np.broadcast_to(np.arange(shape[-1]), shape)
-        return times[..., ::-1] if from_end else times
-    same = ids[..., :, None] == ids[..., None, :]
-    before: Numbers = np.tri(shape[-1], k=-1, dtype=bool)
-    count: Numbers = np.sum(same & (before.T if from_end else before), axis=-1)
-    return count
+    """Return one row a head as one column a channel."""
+    return np.repeat(rows, d // len(rows), axis=0).T
 
 
 def _bounded_product(
@@ -128,23 +88,25 @@ def _bounded_product(
     """Return the product of what may not be finite, in the library's own error."""
     computed = computed or computed_dtype(promoted(*(case.dtypes[name] for name in case.dtypes if name in ("w", "x"))))
     (w, bad_w), (x, bad_x) = _clean(w), _clean(x)
-    n, d = x.shape[-2:]
-    heads, _, lags = w.shape
+    n = x.shape[-2]
     w, bad_w = w[..., :n], bad_w[..., :n]
-    norms_w, norms_x = np.sqrt(np.sum(np.abs(w) ** 2, -1)), np.sqrt(np.sum(np.abs(x) ** 2, -2, keepdims=True))
-    size = _product(norms_w[..., None], norms_x, None, adjoint)
-    bound = error_factor(n, computed) * size + n * _smallest(computed)
-    bound = np.broadcast_to(bound, x.shape).astype(size.dtype)
-    if "jax" in (case.library.split("-")[0], case.options.get("backend")):  # XLA reads zeros for what is subnormal
-        w_below, x_below = (np.where(np.abs(a) < _smallest(computed), np.abs(a), 0) for a in (w, x))
-        bound = bound + _product(w_below, np.abs(x), ids, adjoint) + _product(np.abs(w), x_below, ids, adjoint)
-    nans = np.zeros(x.shape, bool)
-    if bad_w.any() or bad_x.any():
-        nans = _product(np.ones(w.shape), bad_x.astype(float), ids, adjoint) > 0.5
-        position = _positions(ids, x.shape[:-1], from_end=adjoint)[..., None]
-        first = np.where(bad_w.any((1, 2)), np.argmax(bad_w.any(1), axis=-1), n) if lags and n else np.full(heads, n)
-        nans |= position >= _of_channels(first, d)
-    return Expected(_product(w, x, ids, adjoint), bound, nans, size)
+    law = error_bound(w, x, computed, adjoint=adjoint)
+    bound = np.broadcast_to(law + n * _smallest(computed), x.shape)
+    for pair in _unread(case, w, x):
+        bound = bound + dense_product(*pair, adjoint=adjoint, ids=ids)
+    bad = bad_w.any() or bad_x.any()
+    nans = nan_outputs(bad_w, bad_x, adjoint=adjoint, ids=ids) if bad else np.zeros(x.shape, bool)
+    terms = law / error_factor(n, computed)
+    return Expected(dense_product(w, x, adjoint=adjoint, ids=ids), bound, nans, terms)
+
+
+def _unread(case: Case, a: Numbers, b: Numbers) -> list[tuple[Numbers, Numbers]]:
+    """Return factors, in magnitude, of products that XLA does not see: it reads zeros for what is subnormal."""
+    if "jax" not in (case.library.split("-")[0], case.options.get("backend")):
+        return []
+    smallest = max(_smallest(computed_dtype(dtype)) for name, dtype in case.dtypes.items() if name != "segment_ids")
+    size = np.abs(a), np.abs(b)
+    return [(np.where(size[0] < smallest, size[0], 0), size[1]), (size[0], np.where(size[1] < smallest, size[1], 0))]
 
 
 def _smallest(dtype: str) -> float:
@@ -193,35 +155,18 @@ def _correlate(case: Case) -> Expected:
     computed = computed_dtype(result)
     (x, bad_x), (g, bad_g) = (_clean(_signal(_wide(case, name))) for name in ("x", "g"))
     ids, n = _ids(case, x), x.shape[-2]
-
-    def correlation(x: Numbers, g: Numbers, ids: Numbers | None, lags: int) -> Numbers:
-        c: Numbers = np.zeros((heads, kernel_size, lags), np.result_type(x, g))
-        n = x.shape[-2]
-        for i in range(kernel_size):
-            read = _shifted(x, kernel_size - 1 - i, heads).conj()
-            for j in range(min(lags, n)):
-                products = g[..., j:, :] * read[..., : n - j, :] * _same(ids, j)
-                by_channel = products.sum(tuple(range(x.ndim - 1)))
-                c[:, i, j] = by_channel.reshape(heads, x.shape[-1] // heads).sum(-1)
-        return c
-
-    norms_x, norms_g = (np.sqrt(np.sum(np.abs(a) ** 2, -2, keepdims=True)) for a in (x, g))
-    size = correlation(norms_x, norms_g, None, 1)
-    bound = error_factor(n, computed) * size + x.size * _smallest(computed)
-    if "jax" in (case.library.split("-")[0], case.options.get("backend")):
-        x_below, g_below = (np.where(np.abs(a) < _smallest(computed), np.abs(a), 0) for a in (x, g))
-        bound = bound + correlation(x_below, np.abs(g), ids, lags) + correlation(np.abs(x), g_below, ids, lags)
-    nans = np.zeros((heads, kernel_size, lags), bool)
-    if bad_x.any() or bad_g.any():
-        ones = np.ones(x.shape)
-        nans |= (
-            correlation(bad_x.astype(float), ones, ids, lags) + correlation(ones, bad_g.astype(float), ids, lags) > 0
-        )
-    values = correlation(x, g, ids, lags)
-    shape = (lags,) if case.arrays["x"].ndim == 1 and kernel_size == 1 else (heads, lags)
-    shape = shape if kernel_size == 1 else values.shape
-    bound = np.broadcast_to(bound, values.shape)
-    return _like(_finished(Expected(values, bound, nans, size), result, computed), shape)
+    correlation = functools.partial(dense_correlation, lags=lags, heads=heads, kernel_size=kernel_size, ids=ids)
+    law = correlation_bound(x, g, computed, heads, kernel_size)
+    bound = law + x.size * _smallest(computed)
+    for pair in _unread(case, x, g):
+        bound = bound + correlation(*pair)
+    values, ones = correlation(x, g), np.ones(x.shape)
+    nans = np.zeros(values.shape, bool)
+    for marks, pair in ((bad_x, (bad_x.astype(float), ones)), (bad_g, (ones, bad_g.astype(float)))):
+        nans |= correlation(*pair) > 0 if marks.any() else False
+    found = Expected(values, np.broadcast_to(bound, values.shape), nans, law / error_factor(n, computed))
+    kept = (lags,) if case.arrays["x"].ndim == 1 else (heads, lags)
+    return _like(_finished(found, result, computed), kept if kernel_size == 1 else values.shape)
 
 
 def _general(case: Case) -> Expected:
@@ -254,7 +199,7 @@ def _solve(case: Case) -> Expected:
     n, d = y.shape[-2:]
     w, bad_w = w[:, :n], bad_w[:, :n]
     w = np.where(bad_w & (np.arange(w.shape[1]) == 0), 1, w)
-    lags = _of_channels(w, d) if n else np.ones((1, d))  # (k, d)
+    lags = _of_channels(w, d)  # (k, d)
 
     def substituted(y: Numbers) -> Numbers:
         x = np.zeros(y.shape, np.result_type(w, y))
@@ -270,13 +215,16 @@ def _solve(case: Case) -> Expected:
         np.sqrt(np.cumsum(np.abs(a) ** 2, axis=-2)) for a in (np.pad(lags, ((0, max(n - len(lags), 0)), (0, 0))), x)
     ]
     residuals = error_factor(n, computed) * math.log2(max(n, 2)) * (norms[0][:n] * norms[1] + np.abs(y))
-    bound = 4 * _product(np.moveaxis(inverse, 0, -1)[:, None], residuals + n * _smallest(computed), None, False)
+    bound = 4 * dense_product(inverse.T[:, None], residuals + n * _smallest(computed))
     bound = bound + n * _smallest(computed)
-    reach = np.maximum.accumulate(np.abs(x.real) + np.abs(x.imag) + bound, axis=-2)
+    reach = np.abs(x.real) + np.abs(x.imag) + bound
+    # A filter that loses a lag where the first is divided to one is taken as it is, and so must its products be.
+    lost = np.any((lags != 0) & (np.abs(lags) < _smallest(computed) * np.abs(lags[:1])), axis=0)
+    terms = np.abs(y) + dense_product(np.abs(w)[:, None], np.abs(x))
+    reach = np.maximum.accumulate(np.where(lost, np.maximum(reach, terms), reach), axis=-2)
     bound = np.where(reach < largest(computed), bound, np.inf)  # what depends on an overflow may be anything
     nans = np.logical_or.accumulate(bad_y, axis=-2) if w.shape[1] > 1 else bad_y
-    first = np.where(bad_w.any(1), np.argmax(bad_w, axis=1), n) if n and w.shape[1] else np.full(len(w), n)
-    nans |= np.arange(n)[:, None] >= _of_channels(first, d)
+    nans |= nan_outputs(bad_w[:, None], np.zeros((n, d)))
     return _like(_finished(Expected(x, bound, nans, np.abs(x)), result, computed), case.arrays["y"].shape)
 
 
@@ -292,19 +240,16 @@ def _layer(case: Case) -> Expected:
         bound = bound * STREAMING_ERROR_CONSTANT / 2 * math.sqrt(math.log2(max(case.options["capacity"], 2)))
     if case.options.get("softplus"):
         softened = 8 * EPS[own] * np.abs(np.where(np.isfinite(lags), lags, 0))
-        bound = bound + _product(softened, np.abs(np.where(np.isfinite(x), x, 0)), ids, False)
-    positions = _positions(ids, x.shape[:-1])
+        bound = bound + dense_product(softened, np.abs(np.where(np.isfinite(x), x, 0)), ids=ids)
+    positions = document_positions(x.shape[:-1], ids)
     if case.options.get("mean"):
         rows = np.pad(lags[:, 0], ((0, 0), (0, n)))[:, :n]
-        sums = _of_channels(np.cumsum(rows, axis=1), d)[positions[..., None], np.arange(d)] if n else 1
+        sums = _of_channels(np.cumsum(rows, axis=1), d)[positions]
         y, bound = y / sums, bound / np.abs(sums) + 2 * n * EPS[own] * np.abs(y / sums)
     nans = found.nans
     if "bias" in case.arrays:
         bias, bad = _clean(_wide(case, "bias").reshape(heads, -1))
-        if n:
-            at = positions[..., None], np.arange(d)
-            y = y + _of_channels(bias, d)[at]
-            nans = nans | _of_channels(bad, d)[at]
+        y, nans = y + _of_channels(bias, d)[positions], nans | _of_channels(bad, d)[positions]
         # A product of halves is rounded to them before the bias is added.
         bound = bound + max(EPS[computed], EPS[case.dtypes["x"]]) * (np.abs(y) + np.abs(found.values))
     result = case.dtypes["x"]

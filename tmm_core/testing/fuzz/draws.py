@@ -18,9 +18,9 @@ from ..._dispatch.choice import choose_streamer
 from ...backend import Request
 from ...errors import InputError
 from ..libraries import get_library
-from ..oracles import Numbers
+from ..oracles import Numbers, computed_dtype
 from .cases import OPERATIONS, Case
-from .definition import computed_dtype, promoted
+from .definition import promoted
 
 __all__ = ["draw"]
 
@@ -33,8 +33,8 @@ _LIBRARIES = {
     "array_api_strict": 4,
     "torch": 12,
     "dask": 2,
-    "jax": 1,
-    "jax-jit": 1,
+    "jax": 2,
+    "jax-jit": 2,
 }
 """How often each library is drawn."""
 
@@ -151,7 +151,7 @@ class _Draw:
                 made[name] = _pick(self.structure, fitting)
         setting = self._setting(arrays, set(dtypes.values()))
         constants: tuple[str, ...] = ()
-        if self.library == "jax-jit" and operation != "stream" and self.rng.random() < 0.02:
+        if self.library == "jax-jit" and operation != "stream" and self.rng.random() < 0.06:
             constants = tuple(name for name in arrays if self.rng.random() < 0.5)
         return Case(operation, self.library, arrays, dtypes, made, options, constants, setting)
 
@@ -349,9 +349,9 @@ class _Draw:
 
     def _setting(self, arrays: dict[str, Numbers], dtypes: set[str]) -> str:
         library, finite = self.library.split("-")[0], all(np.isfinite(a).all() for a in arrays.values())
-        if library not in _SETTINGS or self.structure.random() > 0.15:
+        if library not in _SETTINGS or self.rng.random() > (0.05 if self.compiled else 0.15):
             return ""
-        setting = _pick(self.structure, _SETTINGS[library])
+        setting = _pick(self.rng, _SETTINGS[library])
         large = any(np.max(np.abs(a), initial=0) > 1e15 for a in arrays.values())
         strict = "debug_nans" in setting or "errstate" in setting
         return "" if strict and (large or not finite or "float16" in dtypes) else setting

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -31,129 +33,65 @@ def _kind(what: str | None) -> str:
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """Yield cases that are simpler in one respect, those first that are simpler by much."""
+    """Yield cases that are simpler in one respect; of those that make no sense, the call is refused."""
     if case.setting:
         yield replace(case, setting="")
     if case.constants:
         yield replace(case, constants=())
     for name in case.made:
-        yield replace(case, made={other: how for other, how in case.made.items() if other != name})
-    yield from _simpler_calls(case)
+        yield replace(case, made=_without(case.made, name))
+    yield from _simpler_options(case)
+    for name in case.arrays.keys() & {"segment_ids", "bias"}:
+        parts: Any = {part: _without(getattr(case, part), name) for part in ("arrays", "dtypes", "made")}
+        yield replace(case, **parts)
+    dtypes = set(case.dtypes.values()) - {"int32"}
+    if len(dtypes) > 1 and len({dtype.startswith("complex") for dtype in dtypes}) == 1:
+        for dtype in dtypes:
+            yield replace(case, dtypes={name: own if own == "int32" else dtype for name, own in case.dtypes.items()})
     yield from _shorter(case)
     yield from _simpler_values(case)
 
 
-def _simpler_calls(case: Case) -> Iterator[Case]:
-    for name in ("method", "adjoint", "mean", "softplus", "leaf"):
-        if name in case.options and not (name == "softplus" and "mean" in case.options):
-            yield replace(case, options={other: value for other, value in case.options.items() if other != name})
-    for name in ("segment_ids", "bias"):
-        if name in case.arrays:
-            yield _without(case, name)
-    kinds = {dtype for name, dtype in case.dtypes.items() if name != "segment_ids"}
-    if len(kinds) > 1 and len({dtype.startswith("complex") for dtype in kinds}) == 1:
-        for dtype in kinds:
-            dtypes = {name: dtype if own != "int32" else own for name, own in case.dtypes.items()}
-            yield replace(case, dtypes=dtypes)
+def _without(named: Any, name: str) -> dict[str, Any]:
+    return {other: value for other, value in named.items() if other != name}
 
 
-def _without(case: Case, name: str) -> Case:
-    parts: list[Mapping[str, object]] = [case.arrays, case.dtypes, case.made]
-    arrays, dtypes, made = ({key: part[key] for key in part if key != name} for part in parts)
-    return replace(case, arrays=arrays, dtypes=dtypes, made=made)  # type: ignore[arg-type]
-
-
-_TIMES = {"x": -2, "g": -2, "y": -2, "segment_ids": -1}
+def _simpler_options(case: Case) -> Iterator[Case]:
+    for name, value in case.options.items():
+        if name != "backend" and not (name == "softplus" and "mean" in case.options):
+            yield replace(case, options=_without(case.options, name))
+        if type(value) is int:
+            for less in {1, value // 2, value - 1} - {0, value}:
+                yield replace(case, options={**case.options, name: less})
 
 
 def _shorter(case: Case) -> Iterator[Case]:
-    """Yield cases of fewer rows, times, channels and lags."""
-    signals = [name for name in _TIMES if name in case.arrays]
-    ndim = case.arrays[signals[0]].ndim
-    for axis in range(ndim - 2):  # rows
-        for part in (slice(0, 1), slice(-1, None)):
-            names = [
-                name for name in signals if case.arrays[name].ndim == (ndim - 1 if name == "segment_ids" else ndim)
-            ]
-            yield from _cut(case, dict.fromkeys(names, axis), part)
-    if case.operation not in ("toeplitz_matmul", "stream"):
-        axes = {name: max(_TIMES[name], -case.arrays[name].ndim) for name in signals}
-        yield from _halves(case, axes)
-    if case.operation == "toeplitz_matmul" and "row" in case.arrays:
-        yield from _halves(case, {"column": -1})
-        yield from _halves(case, {"row": -1, "x": max(-2, -ndim)}, ends=False)
-    if "w" in case.arrays:
-        yield from _halves(case, {"w": -1}, ends=False)
-    if "lags" in case.options and case.options["lags"] > 1:
-        for lags in (1, case.options["lags"] // 2, case.options["lags"] - 1):
-            yield replace(case, options={**case.options, "lags": lags})
-    if ndim > 1:
-        yield from _fewer_channels(case, [name for name in signals if name != "segment_ids"])
-
-
-def _fewer_channels(case: Case, signals: list[str]) -> Iterator[Case]:
-    by_head = [name for name in ("w", "column", "row", "bias") if name in case.arrays and case.arrays[name].ndim > 1]
-    heads = case.arrays[by_head[0]].shape[0] if by_head else case.options.get("heads", 1)
-    width = case.arrays[signals[0]].shape[-1] // max(heads, 1)
-    if heads > 1:
-        for head in range(heads):
-            channels = slice(head * width, (head + 1) * width)
-            found = _taken(case, dict.fromkeys(signals, -1), channels)
-            found = _taken(found, dict.fromkeys(by_head, 0), slice(head, head + 1))
-            yield replace(found, options={**found.options, "heads": 1}) if "heads" in found.options else found
-    elif width > 1:
-        for channels in (slice(0, width // 2), slice(width // 2, None), slice(1, None)):
-            yield _taken(case, dict.fromkeys(signals, -1), channels)
-
-
-def _halves(case: Case, axes: Mapping[str, int], ends: bool = True) -> Iterator[Case]:
-    size = min(case.arrays[name].shape[axis] for name, axis in axes.items())
-    for part in (slice(0, size // 2), slice(size // 2, None), slice(0, -1), slice(1, None)):
-        if ends or part.start == 0:
-            yield from _cut(case, axes, part)
-
-
-def _cut(case: Case, axes: Mapping[str, int], part: slice) -> Iterator[Case]:
-    found = _taken(case, axes, part)
-    if any(found.arrays[name].size < case.arrays[name].size for name in axes) and all(
-        found.arrays[name].size for name in axes
-    ):
-        yield found
-
-
-def _taken(case: Case, axes: Mapping[str, int], part: slice) -> Case:
-    arrays = dict(case.arrays)
-    for name, axis in axes.items():
-        at: list[slice] = [slice(None)] * arrays[name].ndim
-        at[axis] = part
-        arrays[name] = arrays[name][tuple(at)]
-    return replace(case, arrays=arrays)
+    """Yield cases of which one array, or several at once, are cut along an axis of the same size each."""
+    for axes in itertools.product(*((None, *range(a.ndim)) for a in case.arrays.values())):
+        cut = {name: axis for name, axis in zip(case.arrays, axes, strict=True) if axis is not None}
+        sizes = {case.arrays[name].shape[axis] for name, axis in cut.items()}
+        if len(sizes) == 1 and (size := sizes.pop()) > 1:
+            for part in (slice(size // 2), slice(size // 2, None), slice(size - 1), slice(1, None)):
+                shorter = {name: case.arrays[name][(*[slice(None)] * axis, part)] for name, axis in cut.items()}
+                yield replace(case, arrays={**case.arrays, **shorter})
 
 
 def _simpler_values(case: Case) -> Iterator[Case]:
     """Yield cases with zeros, ones and short numbers in place of others."""
-    for name, values in case.arrays.items():
-        if name == "segment_ids":
-            continue
-        flat = values.ravel()
-        nonzero = np.flatnonzero(flat != 0)
-        for part in (nonzero, nonzero[: len(nonzero) // 2], nonzero[len(nonzero) // 2 :], *nonzero[:20, None]):
+    for name, values in _without(case.arrays, "segment_ids").items():
+        nonzero = np.flatnonzero(values != 0)
+        for part in (nonzero, *np.array_split(nonzero, 2), *nonzero[:20, None]):
             if len(part):
-                yield _with(case, name, _put(flat, part, 0).reshape(values.shape))
+                simpler = values.copy()
+                simpler.flat[part] = 0
+                yield _with(case, name, simpler)
         finite = np.isfinite(values) & (values != 0)
-        if np.any(values[finite] != 1):
-            yield _with(case, name, np.where(finite, 1, values).astype(values.dtype))
-        scale = 2.0 ** np.floor(np.log2(np.abs(np.where(finite, values, 1))))
-        short = np.where(finite, np.sign(values.real) * scale if np.isrealobj(values) else scale, values)
-        if not np.array_equal(short, values, equal_nan=True):
-            yield _with(case, name, short.astype(values.dtype))
-
-
-def _put(flat: Numbers, at: Numbers, value: float) -> Numbers:
-    changed = flat.copy()
-    changed[at] = value
-    return changed
+        size = np.where(finite, np.abs(values), 1)
+        for simple in (1, 2.0 ** np.floor(np.log2(size)), 2.0 ** np.floor(np.log2(size)) * np.sign(values.real)):
+            simpler = np.where(finite, simple, values)
+            if np.count_nonzero(simpler != values) > np.count_nonzero(np.isnan(values)):
+                yield _with(case, name, simpler)
 
 
 def _with(case: Case, name: str, values: Numbers) -> Case:
-    return replace(case, arrays={**case.arrays, name: values})
+    return replace(case, arrays={**case.arrays, name: values.astype(case.arrays[name].dtype)})

@@ -13,15 +13,12 @@ __all__ = ["verdict"]
 
 def verdict(case: Case) -> str | None:
     """Return what is wrong with a case's result, or None: first a word for the kind, then figures."""
-    with np.errstate(all="ignore"):
-        right = expected(case)
-    try:
-        with np.errstate(all="ignore"):  # results beyond the range are judged, not warned of
+    with np.errstate(all="ignore"):  # results beyond the range are judged, not warned of
+        try:
             found = case.run()
-    except Exception as error:  # any is a failure, and the fuzz goes on
-        return f"{type(error).__name__}: {error}"
-    with np.errstate(all="ignore"):
-        return _difference(case, found, right)
+        except Exception as error:  # any is a failure, and the fuzz goes on
+            return f"{type(error).__name__}: {error}"
+        return _difference(case, found, expected(case))
 
 
 def _difference(case: Case, found: Numbers, right: Expected) -> str | None:
