@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from support.requirements import import_or_skip, library_or_skip
+from support.requirements import library_or_skip
 
 import tmm_core
 from tmm_core.testing import LIBRARIES, get_library
@@ -44,7 +44,7 @@ def test_every_kind_is_drawn(monkeypatch):
     libraries = set(LIBRARIES) - {"torch-compiled"}
     for name in libraries:
         library_or_skip(name)
-    monkeypatch.setattr(import_or_skip("jax"), "devices", lambda: [0, 1])
+    monkeypatch.setattr("tmm_core.testing.fuzz.draws._has_several_devices", lambda: True)
     drawn = {kind for i in range(4000) for kind in kinds(draw(0, i))}
     engines = {f"by {name}" for name in ("any engine", "array_api", "numpy", "numba", "torch", "jax")}
     assert drawn == {*KINDS, *OPERATIONS, *engines, *(f"arrays of {name}" for name in libraries)}
@@ -74,7 +74,7 @@ def test_what_is_wrong_is_found_and_made_small(monkeypatch, capsys):
     assert [np.count_nonzero(a) for a in small.arrays.values()] == [1, 1]
     assert (small.made, small.options) == ({}, {"backend": "numpy"})
 
-    monkeypatch.setattr("tmm_core.testing.fuzz.draw", lambda *_: small)
+    monkeypatch.setattr("tmm_core.testing.fuzz.trials.draw", lambda *_: small)
     assert main(["--cases", "5"]) == 1
     printed = capsys.readouterr().out
     assert printed.startswith("# case 0 of seed 0: value: expected")

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .trials import Failure
 
 __all__ = ["main"]
 
 BLOCK = 50
 """Cases between two looks at the clock."""
-
-Kind = tuple[str, str, str, str]
-"""Failures that are told apart: operation, library, engine, and the first word of what is wrong."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,13 +40,14 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if options.case is not None:
         return _tried_alone(options.seed, options.case, options.library)
-    drawn, failures, begin, said = Counter[str](), set[Kind](), time.monotonic(), 0.0
-    for done, (block, found) in enumerate(_tried(options), 1):
+    failures: set[Failure] = set()
+    drawn, begin, said = Counter[str](), time.monotonic(), 0.0
+    for done, (block, found) in enumerate(_blocks(options), 1):
         drawn += block
-        for kind, report in found.items():
-            if kind not in failures:
+        for failure, report in found.items():
+            if failure not in failures:
                 print(report, flush=True)
-                failures.add(kind)
+                failures.add(failure)
         if failures and not options.all:
             return 1
         now, count = time.monotonic() - begin, min(done * BLOCK, options.cases)
@@ -69,10 +71,12 @@ def _tried_alone(seed: int, number: int, libraries: Sequence[str] | None) -> int
     return int(what is not None)
 
 
-def _tried(options: argparse.Namespace) -> Iterator[tuple[Counter[str], dict[Kind, str]]]:
-    """Yield what `_block` returns for every block, in turn."""
+def _blocks(options: argparse.Namespace) -> Iterator[tuple[Counter[str], dict[Failure, str]]]:
+    """Yield what `tried` returns for every block, in turn."""
+    from .trials import tried
+
     blocks = [range(first, min(first + BLOCK, options.cases)) for first in range(0, options.cases, BLOCK)]
-    block = partial(_block, options.seed, options.library, options.all)
+    block = partial(tried, options.seed, options.library, options.all)
     if options.jobs == 1:
         yield from map(block, blocks)
         return
@@ -81,28 +85,6 @@ def _tried(options: argparse.Namespace) -> Iterator[tuple[Counter[str], dict[Kin
             yield from pool.map(block, blocks)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _block(
-    seed: int, libraries: Sequence[str] | None, every: bool, numbers: range
-) -> tuple[Counter[str], dict[Kind, str]]:
-    """Return how many cases of each kind were tried, and one failure of each kind: the case, and the smallest."""
-    from . import draw, kinds, shrunk, verdict
-
-    drawn, failures = Counter[str](), dict[Kind, str]()
-    for number in numbers:
-        case = draw(seed, number, libraries)
-        drawn.update(kinds(case))
-        what = verdict(case)
-        if what is None:
-            continue
-        kind = case.operation, case.library, str(case.options.get("backend")), what.split(":")[0]
-        if kind not in failures:
-            small = shrunk(case)
-            failures[kind] = f"# case {number} of seed {seed}: {what}\n{small.code()}\n# {verdict(small)}\n"
-        if not every:
-            break
-    return drawn, failures
 
 
 if __name__ == "__main__":

@@ -111,6 +111,11 @@ def _backends() -> tuple[str, ...]:
     return tuple(n for n in names if {"cpu", "any"} & set(tmm_core.get_backend(n).engine.devices))
 
 
+def _has_several_devices() -> bool:
+    """Return whether arrays of JAX can be spread over a mesh."""
+    return len(import_module("jax").devices()) > 1
+
+
 @dataclass
 class _Draw:
     """One case in the making: `structure` draws what programs are compiled for, `rng` the rest."""
@@ -343,7 +348,7 @@ class _Draw:
             ways += ["torch.nn.Parameter(a)"]
             if not values.any() and values.size:
                 ways += ["torch._efficientzerotensor(a.shape, dtype=a.dtype)"] * 4
-        if library == "jax" and values.shape[0] % 2 == 0 and len(import_module("jax").devices()) > 1:
+        if library == "jax" and values.shape[0] % 2 == 0 and _has_several_devices():
             ways += [_SHARDED] * 2
         return ways
 
