@@ -9,7 +9,7 @@ import array_api_compat as compat
 
 from . import toeplitz
 from ._arrays.exchange import Array, dtype_name
-from ._arrays.properties import device_of, is_real, result_dtype_name, values_known
+from ._arrays.properties import device_of, is_real, result_dtype_name, values_known, with_one
 from ._definition import masks
 from ._definition.toeplitz import Method, quiet
 from ._dispatch.checks import check_arrays, check_segments
@@ -163,7 +163,7 @@ def lags_of(xp: ModuleType, w: Array, *, softplus: bool, mean: bool) -> Array:
         w = float32_at_least(xp, w)
     if softplus:
         w = _softplus(xp, w)
-    return w
+    return with_one(w, *range(w.ndim > 1, w.ndim))  # only now: the softplus of no lag is none
 
 
 def _heads(w: Array) -> int:

@@ -179,7 +179,7 @@ def product(
         x = x[:, None]
     check_heads("w's first axis", w.shape[0], x.shape[-1])
     if 0 in w.shape:
-        w = functools.reduce(with_one, (-1, -2, -3), w)
+        w = with_one(w, -1, -2, -3)
         x = xp.where(xp.zeros_like(x, dtype=xp.bool), x, xp.zeros_like(x))  # is read by no lag, whatever it holds
     if segment_ids is not None:
         segment_ids, ordered = check_segments(xp, segment_ids, x, ordered=ordered)

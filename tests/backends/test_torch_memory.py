@@ -139,13 +139,15 @@ def test_what_has_no_memory_is_refused(engine):
         import_or_skip(engine)
     w, x = torch.randn(2, 3), torch.randn(5, 4)
     plan = tmm_core.stream_plan(w, 8, backend=engine)
-    freed, token = x.clone(), x[:1].clone()
-    for tensor in (freed, token):
+    freed, token, cotangent = x.clone(), x[:1].clone(), x.clone()
+    for tensor in (freed, token, cotangent):
         tensor.untyped_storage().resize_(0)
-    with pytest.raises(InputError, match="that of one has been freed"):
+    with pytest.raises(InputError, match="x must have its entries in memory, and its storage has been freed"):
         causal_toeplitz_matmul(w, freed, backend=engine)
-    with pytest.raises(InputError, match="that of one has been freed"):
+    with pytest.raises(InputError, match="x must have its entries in memory, and its storage has been freed"):
         tmm_core.stream_step(plan, tmm_core.stream_init(plan, (1,), 4), token)
+    with pytest.raises(InputError, match="a tensor must have its entries in memory"):
+        causal_toeplitz_matmul(w, x.clone().requires_grad_(), backend=engine).backward(cotangent)
     with pytest.raises(InputTypeError, match="a Wrapper has none"):
         tmm_core.stream_step(plan, tmm_core.stream_init(plan, (1,), 4), Wrapper(x[:1]))
     with pytest.raises(InputTypeError, match="x must have all its entries, and is a masked array"):

@@ -52,6 +52,26 @@ def test_nothing_is_zero(name, backend, w, x):
 
 
 @pytest.mark.parametrize(("name", "backend"), PAIRS)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")  # Dask divides later
+@pytest.mark.parametrize("w", [(2, 0), (2, 0, 3), (0, 3)])
+def test_nothing_has_a_softplus_of_nothing(name, backend, w):
+    """The mean over no lags is 0 / 0; a stream says what the layer does, of no heads as well."""
+    library = library_or_skip(name)
+    lags, x, bias = ones(library, *w), ones(library, 2, 3, 2 * w[0]), ones(library, w[0], 3)
+    for mean in (False, True):
+        options = {"softplus": True, "mean": mean, "backend": "array_api" if name == "dask" else backend}
+        y = tmm_core.mix_tokens(lags, x, bias, **options)
+        np.testing.assert_array_equal(library.to_numpy(y), np.full((2, 3, 2 * w[0]), np.nan if mean else 1.0))
+        if (name, w[0]) == ("dask", 0):
+            continue  # Dask reshapes nothing to nothing only
+        plan = tmm_core.stream_plan(lags, 3, bias=bias, **options)
+        y, state = tmm_core.stream_prefill(plan, tmm_core.stream_init(plan, (2,), 2 * w[0]), x[:, :2, :])
+        z, _ = tmm_core.stream_step(plan, state, x[:, 2, :])
+        np.testing.assert_array_equal(library.to_numpy(y), np.full((2, 2, 2 * w[0]), np.nan if mean else 1.0))
+        np.testing.assert_array_equal(library.to_numpy(z), np.full((2, 2 * w[0]), np.nan if mean else 1.0))
+
+
+@pytest.mark.parametrize(("name", "backend"), PAIRS)
 @pytest.mark.parametrize(("p", "q"), [(0, 0), (0, 3), (3, 0)])
 def test_empty_matrices_are_scipys(name, backend, p, q):
     library = library_or_skip(name)

@@ -173,6 +173,41 @@ def test_what_may_mean_more_than_its_numbers_is_refused_by_its_name(argument):
             TAKE[argument](made)
 
 
+def resized(tensor, size):
+    """Return a tensor whose storage holds so many bytes."""
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
+def fake(a):
+    torch = import_or_skip("torch")
+    return torch._subclasses.FakeTensorMode().from_tensor(torch.tensor(a))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("argument", TAKE)
+def test_tensors_without_their_entries_are_refused_by_their_name(argument):
+    torch = import_or_skip("torch")
+    name = argument.split()[0]
+    for made, words in (
+        (lambda a: resized(torch.tensor(a), 0), "must have its entries in memory, and its storage has been freed"),
+        (lambda a: resized(torch.tensor(a), a.nbytes - 1), "must have its entries in memory"),
+        (lambda a: resized(torch.tensor(a).flatten()[:1].expand(a.shape), 0), "must have its entries in memory"),
+        (lambda a: torch.tensor(a).to_sparse(), "must be a dense tensor, and is sparse or nested"),
+        (lambda a: torch.quantize_per_tensor(torch.tensor(a).float(), 0.1, 0, torch.qint8), "must hold its numbers"),
+        (fake, "must have values, and is a FakeTensor outside of its mode"),
+    ):
+        with pytest.raises((InputError, InputTypeError), match=f"^{name} {words}"):
+            TAKE[argument](made)
+
+
+def test_what_transformations_wrap_is_looked_into():
+    torch = import_or_skip("torch")
+    w, x = resized(torch.ones(3, 2, 4), 0), torch.ones(5, 4)
+    with pytest.raises(InputError, match=r"^w must have its entries in memory"):
+        torch.func.vmap(lambda w: tmm_core.mix_tokens(w, x, softplus=True))(w)
+
+
 def test_files_in_memory_are_plain(tmp_path):
     np.save(tmp_path / "x.npy", X)
     x = np.load(tmp_path / "x.npy", mmap_mode="r")

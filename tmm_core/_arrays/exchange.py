@@ -13,6 +13,7 @@ from ..errors import InputError, InputTypeError
 
 __all__ = [
     "Array",
+    "check_memory",
     "class_name",
     "cuda_stream_of",
     "device_kind",
@@ -184,7 +185,7 @@ def share_like(array: Array, like: Array) -> Array:
     return share(array, namespace_of(like))
 
 
-def plain_memory(array: Array) -> Array:
+def plain_memory(array: Array, name: str = "a tensor") -> Array:
     """Return `array` as one whose entries are in its memory as they are: the door to whatever reads memory.
 
     Torch's may be conjugate or negative by a flag, zeros without memory, sparse, or kept gradients for; DLPack tells
@@ -195,25 +196,49 @@ def plain_memory(array: Array) -> Array:
     TypeError
         If a tensor's class keeps its entries elsewhere, as those of distributed tensors do.
     ValueError
-        If a tensor's memory has been freed.
+        If a tensor's memory has been freed, or made smaller.
     """
     if not compat.is_torch_array(array):
         return array
-    torch = sys.modules["torch"]
-    if type(array).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if _stands_for_another(array):
         raise InputTypeError(
-            f"expected tensors with memory of their own, and a {type(array).__name__} has none: pass the plain tensor "
+            f"{name} must have memory of its own, and a {type(array).__name__} has none: pass the plain tensor "
             "that it stands for (a DTensor's full_tensor() or to_local())"
         )
     if array.requires_grad:
         array = array.detach()
-    if array.layout is not torch.strided:
+    if str(array.layout) != "torch.strided":
         array = array.to_dense()
     if array._is_zerotensor():
         return array.clone()
-    if array.numel() and not (array.is_meta or array.data_ptr()):
-        raise InputError("expected tensors with memory, and that of one has been freed: keep it until it has been used")
+    check_memory(name, array)
     return array.resolve_conj().resolve_neg()
+
+
+def check_memory(name: str, tensor: Array) -> None:
+    """Refuse a Torch tensor whose storage no longer holds its entries: whatever reads them ends the process."""
+    if _stands_for_another(tensor):
+        return
+    try:
+        held = tensor.untyped_storage().nbytes()
+    except NotImplementedError:  # it wraps another for `torch.func`, or is on a device that tells nothing
+        functorch = sys.modules["torch"]._C._functorch
+        if functorch.is_functorch_wrapped_tensor(tensor):
+            check_memory(name, functorch.get_unwrapped(tensor))
+        return
+    used = tensor.numel()
+    if used and not tensor.is_contiguous():
+        used = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    if used and (tensor.storage_offset() + used) * tensor.itemsize > held:
+        raise InputError(
+            f"{name} must have its entries in memory, and its storage has been freed, or made smaller than its shape: "
+            "keep it until it has been used, or pass a copy made before"
+        )
+
+
+def _stands_for_another(tensor: Array) -> bool:
+    """Return whether a Torch tensor's class keeps its entries elsewhere, or nowhere, as fake ones do."""
+    return bool(type(tensor).__torch_dispatch__ is not sys.modules["torch"].Tensor.__torch_dispatch__)
 
 
 def _described(array: Array) -> Array:

@@ -8,7 +8,7 @@ import sys
 import array_api_compat as compat
 
 from ..errors import InputError, InputTypeError
-from .exchange import Array, class_name, namespace_of
+from .exchange import Array, check_memory, class_name, namespace_of
 
 __all__ = ["plain"]
 
@@ -25,7 +25,7 @@ def plain(name: str, array: Array) -> Array:
         If it is no array, or of a class that may give its numbers a meaning: units, masks, labels. Engines compute
         with the numbers, and the meaning would be lost without a word.
     ValueError
-        If it has sizes that are not known yet.
+        If it has sizes that are not known yet, or its memory has been freed.
     """
     numpy = sys.modules.get("numpy")
     if numpy is not None and type(array) is numpy.ndarray and array.dtype.isnative and array.dtype.names is None:
@@ -47,11 +47,28 @@ def plain(name: str, array: Array) -> Array:
         namespace_of(array)
     except InputTypeError as error:
         raise InputTypeError(f"{name}: {error}") from None
-    if compat.is_torch_array(array) and (str(array.layout) != "torch.strided" or array.is_nested):
-        raise InputTypeError(f"{name} must be a dense tensor, and is sparse or nested: convert it by to_dense()")
+    if compat.is_torch_array(array):
+        _check_tensor(name, array)
     if compat.is_dask_array(array) and any(math.isnan(size) for size in array.shape):
         raise InputError(f"{name} has chunks of unknown sizes, {array.shape}: call its compute_chunk_sizes() first")
     if compat.is_numpy_array(array):  # single numbers, files in memory, other orders of bytes
         array = namespace_of(array).asarray(array)
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     return array
+
+
+def _check_tensor(name: str, tensor: Array) -> None:
+    """Refuse a Torch tensor whose entries are not all in its memory as they are."""
+    if str(tensor.layout) != "torch.strided" or tensor.is_nested:
+        raise InputTypeError(f"{name} must be a dense tensor, and is sparse or nested: convert it by to_dense()")
+    if tensor.is_quantized:
+        raise InputTypeError(f"{name} must hold its numbers as they are, and is quantized: convert it by dequantize()")
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling():
+        return
+    fake = type(tensor).__name__ == "FakeTensor" and not tensor.fake_mode.allow_non_fake_inputs
+    if fake and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+        raise InputTypeError(
+            f"{name} must have values, and is a FakeTensor outside of its mode: call this inside (with fake_mode: …)"
+        )
+    check_memory(name, tensor)

@@ -178,16 +178,17 @@ def shift_channels(a: Array, by: int, heads: int) -> Array:
     return xp.reshape(xp.concat(parts, axis=-1), (*a.shape[:-2], heads * width))
 
 
-def with_one(a: Array, axis: int) -> Array:
-    """Return `a` with one zero along an axis that has none, others as they are: a filter of one lag for no lags."""
-    if a.shape[axis] > 0:
-        return a
+def with_one(a: Array, *axes: int) -> Array:
+    """Return `a` with one zero along those axes that have none: a filter of one lag, which is zero, for no lags."""
     xp = namespace_of(a)
-    shape = list(a.shape)
-    shape[axis] = 1
-    one = xp.zeros(tuple(shape), dtype=a.dtype, device=device_of(a))
-    # Joined, so that there are derivatives for `a`; Dask forgets what it joins to nothing.
-    return one if compat.is_dask_array(a) else xp.concat([a, one], axis=axis)
+    for axis in axes:
+        if a.shape[axis] == 0:
+            shape = list(a.shape)
+            shape[axis] = 1
+            one = xp.zeros(tuple(shape), dtype=a.dtype, device=device_of(a))
+            # Joined, so that there are derivatives for `a`; Dask forgets what it joins to nothing.
+            a = one if compat.is_dask_array(a) else xp.concat([a, one], axis=axis)
+    return a
 
 
 def as_integers(a: Array) -> Array:
@@ -197,9 +198,12 @@ def as_integers(a: Array) -> Array:
 
 
 def indices_like(indices: Array, cache: Array) -> Array:
-    """Return a padding, or numbers of rows, as integers of the library that holds a cache."""
-    xp = namespace_of(indices)
-    return indices if xp is namespace_of(cache) else share_like(xp.astype(indices, xp.int32), cache)
+    """Return a padding, or numbers of rows, as integers of the library that holds a cache, and beside it."""
+    xp, device = namespace_of(indices), device_of(cache)
+    if xp is not namespace_of(cache):
+        indices = share_like(xp.astype(indices, xp.int32), cache)
+    beside = device is None or is_traced(indices) or compat.device(indices) == device
+    return indices if beside else compat.to_device(indices, device)
 
 
 def is_real(x: Array) -> bool:

@@ -111,7 +111,7 @@ def fredholm_index(w: Array, /, *, channels: int = 1) -> OperatorIndex | list[Op
     'not Fredholm: the symbol is zero at theta = 0'
     """
     channels = check_count("channels", channels, 1)
-    filters = _on_host(w)
+    filters = _filters(w)
     if filters.ndim == 1:
         return _index_of(filters, channels)
     return [_index_of(row, channels) for row in (filters if filters.ndim == 2 else filters[:, -1, :])]
@@ -164,11 +164,11 @@ def toeplitz_symbol(w: Array, theta: Any = None, /, *, points: int | None = None
 
     if (theta is None) == (points is None):
         raise InputTypeError("expected either theta, the angles, or points, the number of equally spaced ones")
-    filters, exponent = normalised(_on_host(w))
+    filters, exponent = normalised(_filters(w))
     if points is not None:
         return scaled(on_grid(filters, check_count("points", points, 1)), exponent)
     if not isinstance(theta, int | float | list | tuple):
-        theta = plain("theta", theta)  # an array in degrees, say, is refused
+        theta = _on_host("theta", theta)  # an array in degrees, say, is refused
     angles = np.asarray(theta, dtype=np.float64)
     if not np.all(np.isfinite(angles)):
         raise InputError("theta must be finite, and has nan or inf: give angles in radians")
@@ -176,29 +176,35 @@ def toeplitz_symbol(w: Array, theta: Any = None, /, *, points: int | None = None
     return np.reshape(scaled(flat, exponent), (*filters.shape[:-1], *angles.shape))
 
 
-def _on_host(w: Array) -> Numbers:
+def _on_host(name: str, a: Array) -> Any:
+    """Return the numbers of an array of any library in NumPy."""
+    import numpy as np
+
+    a = plain(name, a)
+    xp = namespace_of(a)
+    if not values_within_reach(a) and not compat.is_dask_array(a):
+        raise InputTypeError(f"{name} is traced and has no values yet: call this outside jit, grad, vmap and compile")
+    if compat.is_torch_array(a):
+        a = plain_memory(a, name).cpu()
+    if compat.is_cupy_array(a):
+        a = a.get()
+    if dtype_name(a.dtype) == "bfloat16":
+        a = xp.astype(a, xp.float32)
+    return np.asarray(a)
+
+
+def _filters(w: Array) -> Numbers:
     """Return finite filters of any library as float64 or complex128 in NumPy."""
     import numpy as np
 
-    w = plain("w", w)
-    xp = namespace_of(w)
-    if not values_within_reach(w) and not compat.is_dask_array(w):
-        raise InputTypeError("w is traced and has no values yet: call this outside jit, grad, vmap and compile")
-    if compat.is_torch_array(w):
-        w = plain_memory(w).cpu()
-    if compat.is_cupy_array(w):
-        w = w.get()
-    if dtype_name(w.dtype) == "bfloat16":
-        w = xp.astype(w, xp.float32)
-    host = np.asarray(w)
+    host = _on_host("w", w)
     if host.dtype.kind in "iu":
         if np.any(host > 2**53) or np.any(host < -(2**53)):
             raise InputError("w must hold numbers that float64 does, and has integers beyond 2^53: convert it first")
         host = host.astype(np.float64)
     result_dtype_name(host)
     check_filter("w", host, (1, 2, 3))
-    for axis in range(0 if host.ndim == 1 else 1, host.ndim):  # no lags, and no rows of a kernel, are zeros
-        host = with_one(host, axis)
+    host = with_one(host, *range(host.ndim > 1, host.ndim))  # no lags, and no rows of a kernel, are zeros
     if not np.all(np.isfinite(host)):
         place = tuple(int(i) for i in np.argwhere(~np.isfinite(host))[0])
         raise InputError(f"w must be finite, and w{list(place)} is {host[place]}")

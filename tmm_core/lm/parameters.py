@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .._arrays.exchange import Array, dtype_name
+from .._arrays.plain import plain
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
 
@@ -83,7 +84,7 @@ def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
     TypeError
         If one is no floating array.
     ValueError
-        If names or shapes differ; the message lists them.
+        If names or shapes differ, which the message lists, or the memory of one has been freed.
     """
     # Before anything is listed: a damaged configuration may ask for any number of blocks.
     if config.n_layers > len(params):
@@ -94,6 +95,7 @@ def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
             raise InputTypeError(
                 f"{name} must be a floating array, got {kind}: convert it first, for example to float32"
             )
+        plain(name, p)
     shapes = parameter_shapes(config)
     faults = [f"{name} is missing" for name in shapes if name not in params]
     faults += [f"{name} is unknown" for name in params if name not in shapes]

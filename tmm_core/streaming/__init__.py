@@ -16,7 +16,6 @@ from .._arrays.properties import (
     result_dtype,
     result_dtype_name,
     values_within_reach,
-    with_one,
 )
 from .._arrays.strictness import leniently
 from .._dispatch import choice
@@ -107,7 +106,6 @@ def stream_plan(
         raise InputError(f"leaf must be a power of two, not {leaf}")
     xp, (w, bias) = check_arrays(w=w, bias=bias)
     check_filter("w", w, (1, 2, 3))
-    w = with_one(w, -1)
     heads, dtype = int(w.shape[0]) if w.ndim > 1 else 1, w.dtype
     if bias is not None:
         check_bias_heads(w, bias)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import array_api_compat as compat
 
 from .._arrays.exchange import Array, device_kind, dtype_name, is_traced, library_of, namespace_of, share
-from .._arrays.properties import computed_in, device_of, indices_like, is_real, nan_where
+from .._arrays.properties import computed_in, device_of, indices_like, is_real, nan_where, with_one
 from .._definition.streaming import ExchangedStream, LayerStream, StreamLayer, least_of
 from .._dispatch import choice
 from .._dispatch.checks import check_arrays, no_room
@@ -86,8 +86,8 @@ class StreamPlan:
     def _make_stream(self, sample: Array) -> LayerStream:
         xp, library = namespace_of(sample), library_of(sample)
         lags = xp.astype(self.lags, sample.dtype)
-        lags = nan_where(~xp.isfinite(lags), lags)
-        sums, bias = (None if a is None else xp.astype(a, sample.dtype) for a in self._tables)
+        lags = with_one(nan_where(~xp.isfinite(lags), lags), 0)  # no channel is divided among no heads
+        sums, bias = (None if a is None else with_one(xp.astype(a, sample.dtype), 1) for a in self._tables)
         layer = StreamLayer(lags, sums, bias, _Product(self.backend), self.capacity, self._leaf)
         request = Request(dtype_name(sample.dtype), device_kind(sample))
         engine = choice.choose_streamer(self.backend, library, request)

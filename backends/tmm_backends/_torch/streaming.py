@@ -67,7 +67,7 @@ def _tokens_of(layer: StreamLayer) -> Callable[[Tensor], Tensor]:
         if x.device != device:
             raise InputError(f"expected arrays on one device, got x on {x.device} and w on {device}: move one")
         _refuse_derivatives(x)
-        memory: Tensor = plain_memory(x)
+        memory: Tensor = plain_memory(x, "x")
         return memory
 
     return plain
@@ -80,7 +80,7 @@ def _arrays_by(plain: Callable[[Tensor], Tensor]) -> Callable[[Tensor], object]:
         if forward_ad._current_level >= 0:
             _refuse_derivatives(x)
         try:
-            if x.data_ptr():
+            if x.untyped_storage().nbytes() >= x.nbytes:
                 return x.numpy()
         except (RuntimeError, TypeError):  # not plain memory here; to ask before would take each step's time
             pass
