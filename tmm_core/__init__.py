@@ -11,7 +11,7 @@ with channels outside the head, and positions in another segment, read as zero.
 """
 
 from . import lm
-from ._dispatch.choice import choose_engine, chosen_backend, current_backend, use_backend
+from ._dispatch.choice import choose_engine, chosen_backend, current_backend, set_backend, use_backend
 from .backend import available_backends, get_backend, registered_backends
 from .config import TMMConfig
 from .index import OperatorIndex, fredholm_index, toeplitz_symbol
@@ -44,6 +44,7 @@ __all__ = [
     "lm",
     "mix_tokens",
     "registered_backends",
+    "set_backend",
     "stream_copy",
     "stream_init",
     "stream_plan",

@@ -12,7 +12,7 @@ from ._arrays.exchange import Array, dtype_name
 from ._arrays.properties import device_of, is_real, result_dtype_name, values_known, with_one
 from ._definition import masks
 from ._definition.toeplitz import Method, quiet
-from ._dispatch.checks import check_arrays, check_segments
+from ._dispatch.checks import check_arrays, check_flag, check_integers, check_segments, warn_of_swap
 from ._dispatch.compilation import one_operation
 from .errors import InputError, InputTypeError
 
@@ -91,10 +91,14 @@ def mix_tokens(
     xp, (w, x, bias, segment_ids, positions) = check_arrays(
         w=w, x=x, bias=bias, segment_ids=segment_ids, positions=positions
     )
+    softplus, mean = check_flag("softplus", softplus), check_flag("mean", mean)
+    warn_of_swap(w, x)
     promoted = result_dtype_name(x, w, w if bias is None else bias)
     if promoted.startswith("complex") and not dtype_name(x.dtype).startswith("complex"):
         raise InputTypeError("w and bias must be real where x is: the result has x's dtype; convert x to complex first")
     _check_bias(w, x, bias, packed=segment_ids is not None)
+    if positions is not None:
+        _check_positions(positions, segment_ids, x)
     if softplus or mean:
         w = lags_of(xp, w, softplus=softplus, mean=mean)
     ordered = positions is not None
@@ -178,6 +182,18 @@ def _check_bias(w: Array, x: Array, bias: Array | None, *, packed: bool) -> None
     n = x.shape[0 if x.ndim == 1 else -2]
     if bias.shape[-1] < n and not packed:
         raise InputError(_too_long("sequence", n, bias.shape[-1]))
+
+
+def _check_positions(positions: Array, segment_ids: Array | None, x: Array) -> None:
+    """Refuse positions that are not one for each token of the documents."""
+    check_integers("positions", positions, "what document_positions returns")
+    n = x.shape[0 if x.ndim == 1 else -2] if x.ndim else 0
+    if segment_ids is None or positions.shape != segment_ids.shape or positions.shape[-1:] != (n,):
+        ids = "None" if segment_ids is None else tuple(segment_ids.shape)
+        raise InputError(
+            f"positions must be those of the {n} times of x, as document_positions(segment_ids) returns them, and have "
+            f"the shape {tuple(positions.shape)} where that of segment_ids is {ids}: pass both or none"
+        )
 
 
 def check_bias_heads(w: Array, bias: Array) -> None:

@@ -13,11 +13,13 @@ from ._dispatch.checks import (
     check_arrays,
     check_count,
     check_filter,
+    check_flag,
     check_heads,
     check_method,
     check_segments,
     check_signal,
     warn_of_layout,
+    warn_of_swap,
 )
 from ._dispatch.choice import bridge_of, chosen_backend, compute_correlate, compute_matmul
 from ._dispatch.compilation import one_operation
@@ -127,7 +129,8 @@ def causal_toeplitz_matmul(
     Warns
     -----
     UserWarning
-        If `w` has more lags than x has times, and as many as x has channels: time may be on the wrong axis.
+        If `w` has more lags than x has times, and as many as x has channels: time may be on the wrong axis. If it has
+        more lags than x has times, and more rows than a head has channels: `w` and x may have changed places.
 
     Notes
     -----
@@ -154,6 +157,7 @@ def causal_toeplitz_matmul(
     """
     xp, (w, x, segment_ids) = check_arrays(w=w, x=x, segment_ids=segment_ids)
     warn_of_layout(w, x)
+    warn_of_swap(w, x)
     return product(xp, w, x, segment_ids, adjoint=adjoint, method=method, backend=backend)
 
 
@@ -170,6 +174,7 @@ def product(
 ) -> Array:
     """Return the product of arrays that `check_arrays` returned; `ordered` ids have been scanned already."""
     check_method(method)
+    adjoint = check_flag("adjoint", adjoint)
     check_filter("w", w, (1, 2, 3))
     check_signal("x", x, vector=w.ndim == 1)
     shape = x.shape

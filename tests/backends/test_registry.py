@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import threading
 from collections.abc import Callable, Iterator
@@ -103,36 +104,54 @@ def test_blocks_of_generators_end_in_any_order(register: Register) -> None:
     assert tmm_core.chosen_backend() == "auto"
 
 
-def test_a_choice_without_a_block_holds_until_the_next(register: Register) -> None:
+def test_a_choice_for_the_process_holds_in_all_threads_outside_of_blocks(register: Register) -> None:
     register("twice", doubling("twice"))
-    tmm_core.use_backend("twice")
+    seen: list[str] = []
     try:
+        tmm_core.set_backend("twice")
         np.testing.assert_array_equal(product(), 2 * Y)
-        assert tmm_core.current_backend(X) == "twice"
+        np.testing.assert_array_equal(product(backend="numpy"), Y)
         with tmm_core.use_backend("numpy"):
+            tmm_core.set_backend("twice")
             np.testing.assert_array_equal(product(), Y)
-            tmm_core.use_backend("twice")
-            np.testing.assert_array_equal(product(), 2 * Y)
-        tmm_core.use_backend("numpy")
-        with tmm_core.use_backend("twice"):
-            assert tmm_core.current_backend(X) == "twice"
-        assert tmm_core.current_backend(X) == "numpy", "a block ends with what was chosen before it"
-        seen: list[str] = []
-        thread = threading.Thread(target=lambda: seen.append(tmm_core.chosen_backend()))
-        thread.start()
-        thread.join()
-        assert seen == ["auto"]
+            thread = threading.Thread(target=lambda: seen.append(tmm_core.chosen_backend()))
+            thread.start()
+            thread.join()
+        assert tmm_core.current_backend(X) == "twice", "a block ends with what was chosen before it"
+        tmm_core.set_backend("auto")
+        np.testing.assert_array_equal(product(), Y)
     finally:
-        tmm_core.use_backend("auto")
-    assert tmm_core.current_backend(X) in tmm_core.available_backends()
+        tmm_core.set_backend(None)
+    assert seen == ["twice"]
 
 
-def test_choices_do_not_pile_up() -> None:
-    from tmm_core._dispatch import choice
+def test_tasks_choose_for_themselves(register: Register) -> None:
+    register("twice", doubling("twice"))
 
-    for _ in range(9):
-        tmm_core.use_backend("auto")
-    assert len(choice._choices.get()) <= 2
+    async def chosen_in(name: str) -> list[str]:
+        with tmm_core.use_backend(name):
+            before = tmm_core.chosen_backend()
+            await asyncio.sleep(0)
+            with tmm_core.use_backend("auto"):
+                await asyncio.sleep(0)
+            return [before, tmm_core.chosen_backend()]
+
+    async def together() -> list[list[str]]:
+        return await asyncio.gather(chosen_in("twice"), chosen_in("numpy"))
+
+    with tmm_core.use_backend("array_api"):
+        assert asyncio.run(together()) == [["twice"] * 2, ["numpy"] * 2]
+        assert tmm_core.chosen_backend() == "array_api"
+
+
+def test_a_block_is_entered_once(register: Register) -> None:
+    block = tmm_core.use_backend("numpy")
+    with tmm_core.use_backend("array_api"):
+        with block:
+            with pytest.raises((AttributeError, RuntimeError)):
+                block.__enter__()
+            assert tmm_core.chosen_backend() == "numpy"
+        assert tmm_core.chosen_backend() == "array_api"
 
 
 def test_an_unknown_backend_names_the_choices() -> None:
@@ -143,6 +162,11 @@ def test_an_unknown_backend_names_the_choices() -> None:
             choose()
     with pytest.raises(LookupError, match="nonesuch"), tmm_core.use_backend("nonesuch"):
         pass
+    with pytest.raises(LookupError, match="nonesuch"):
+        tmm_core.set_backend("nonesuch")
+    nothing = np.zeros((0, 1))
+    with pytest.raises(LookupError, match="nonesuch"):  # before it turns out that there is nothing to compute
+        tmm_core.causal_toeplitz_solve(W, nothing[:, 0], backend="nonesuch")
 
 
 def test_a_missing_library_is_not_listed_and_names_what_to_install(register: Register) -> None:
@@ -222,13 +246,15 @@ def test_arrays_are_never_computed_without_a_bridge_that_is_broken(
     forget_backends()
 
 
-@pytest.mark.parametrize("name", [3, ["numba"], {"numpy"}])
+@pytest.mark.parametrize("name", [3, ["numba"], {"numpy"}, np.asarray(["auto", "numpy"])])
 def test_what_is_no_name_is_refused(name: Any) -> None:
     for choose in (lambda: product(backend=name), lambda: tmm_core.get_backend(name)):
         with pytest.raises(InputTypeError, match="backend must be the name of one"):
             choose()
     with pytest.raises(InputTypeError, match="backend must be the name of one"), tmm_core.use_backend(name):
         pass
+    with pytest.raises(InputTypeError, match="backend must be the name of one"):
+        tmm_core.set_backend(name)
 
 
 def broken() -> Any:

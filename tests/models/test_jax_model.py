@@ -313,6 +313,10 @@ def test_other_parameters_are_refused():
     ids = random_ids(HEADS)
     with pytest.raises(TypeError, match=r"unembed\.weight is a numpy\.ndarray: convert them by from_params"):
         model.apply({**params, "unembed.weight": np.asarray(params["unembed.weight"])}, ids, HEADS)
+    with pytest.raises(TypeError, match=r"params must be a Mapping, and is a .*: the order is \(params, …, config\)"):
+        model.apply(ids, params, HEADS)
+    with pytest.raises(TypeError, match=r"config must be a TMMConfig, and is 'paper': make one"):
+        model.init("paper")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"unembed\.weight is unknown"):
         model.apply(params, ids, VARIANTS["tied"])
     with pytest.raises(ValueError, match=r"embed\.weight has the shape \(11, 8\), expected \(12, 8\)"):

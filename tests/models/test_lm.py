@@ -223,7 +223,7 @@ def test_a_token_outside_the_vocabulary_is_refused(token: int, named: str):
 
 def test_other_parameters_and_tokens_are_refused():
     params, ids = random_params(HEADS), random_ids(HEADS)
-    with pytest.raises(TypeError, match="input_ids must be integers, not float64"):
+    with pytest.raises(TypeError, match="input_ids must be integers, numbers of tokens, not float64"):
         lm.forward(params, ids.astype(float), HEADS)
     with pytest.raises(TypeError, match="expected arrays of one library"):
         lm.forward({**params, "unembed.weight": jnp.asarray(params["unembed.weight"])}, ids, HEADS)
@@ -253,6 +253,27 @@ def test_what_is_no_array_of_the_models_library_is_refused_by_its_name(wrong: An
         ("input_ids", lambda: lm.stream_step(plan, state, wrong)),
     ):
         with pytest.raises(InputTypeError, match=name):
+            call()
+
+
+def test_arguments_that_changed_places_are_told():
+    params, ids = random_params(HEADS), random_ids(HEADS)
+    plan = lm.stream_plan(params, HEADS, 8)
+    state = lm.stream_init(plan, len(ids))
+    for kind, call in (
+        ("Mapping", lambda: lm.forward(ids, params, HEADS)),
+        ("Mapping", lambda: lm.loss(HEADS, params, ids)),
+        ("Mapping", lambda: lm.stream_plan(HEADS, params, 8)),
+        ("TMMConfig", lambda: lm.forward(params, HEADS, ids)),
+        ("TMMConfig", lambda: lm.init_params("paper", np.random.default_rng(0))),
+        ("DecodingPlan", lambda: lm.stream_init(len(ids), plan)),
+        ("DecodingPlan", lambda: lm.stream_prefill(state, plan, ids)),
+        ("DecodingState", lambda: lm.stream_prefill(plan, ids, state)),
+        ("DecodingState", lambda: lm.stream_step(plan, ids[:, 0], state)),
+        ("DecodingState", lambda: lm.stream_copy(plan)),
+        ("DecodingState", lambda: lm.stream_reorder(np.asarray([0]), state)),
+    ):
+        with pytest.raises(InputTypeError, match=f"^[a-z]* must be a {kind}, and is "):
             call()
 
 

@@ -121,6 +121,8 @@ def test_parameters_that_are_no_floating_arrays_are_refused(change: Any):
 def test_foreign_parameters_are_refused():
     with pytest.raises(ValueError, match=r"unembed\.weight is missing"):
         LanguageModel.from_params(random_params(VARIANTS["tied"]), HEADS)
+    with pytest.raises(TypeError, match="config must be a TMMConfig, and is 'paper': make one, such as"):
+        LanguageModel("paper")  # type: ignore[arg-type]
 
 
 # --- What training tools ask for --------------------------------------------------------------------------------------

@@ -249,9 +249,83 @@ def test_counts_are_any_librarys_integers():
     torch = import_or_skip("torch")
     for n in (np.int64(3), np.asarray(3), torch.tensor(3)):
         assert tmm_core.causal_toeplitz(W, n).shape == (2, 3, 3, 3)
-    for n in (True, 3.0, np.asarray([3]), np.asarray(2.5), np.True_, torch.tensor(2.5), torch.tensor([3])):
+    for n in (True, 3.0, "3", None, np.asarray([3]), np.asarray(2.5), np.True_, torch.tensor(2.5), torch.tensor([3])):
         with pytest.raises(InputTypeError, match="n must be an integer"):
             tmm_core.causal_toeplitz(W, n)
+    with pytest.raises(InputTypeError, match="n must have all its entries, and is a masked array"):
+        tmm_core.causal_toeplitz(W, np.ma.array(3, mask=True))
+    with pytest.raises(InputError, match="not more than memory has places for"):
+        tmm_core.causal_toeplitz(W, 10**30)
+
+
+FLAGS = {
+    "adjoint": lambda flag: tmm_core.causal_toeplitz_matmul(W, X, adjoint=flag),
+    "softplus": lambda flag: tmm_core.mix_tokens(W, X, softplus=flag),
+    "mean": lambda flag: tmm_core.mix_tokens(W[:, 0], X, mean=flag),
+    "softplus of a plan": lambda flag: tmm_core.stream_plan(W, 8, softplus=flag),
+    "mean of a plan": lambda flag: tmm_core.stream_plan(W[:, 0], 8, mean=flag),
+}
+
+
+@pytest.mark.parametrize("argument", FLAGS)
+def test_flags_are_true_or_false(argument):
+    FLAGS[argument](np.True_)
+    for flag in ("no", 1, 0, None, [], np.asarray(True)):
+        with pytest.raises(InputTypeError, match=f"^{argument.split()[0]} must be True or False, not "):
+            FLAGS[argument](flag)
+
+
+@pytest.mark.parametrize("method", [None, 3, b"auto", ["auto"], np.asarray(["auto"]), "AUTO"])
+def test_other_methods_are_refused(method):
+    for call in (
+        lambda: tmm_core.causal_toeplitz_matmul(W, X, method=method),
+        lambda: tmm_core.causal_toeplitz_correlate(X, X, lags=2, method=method),
+        lambda: tmm_core.mix_tokens(W, X, method=method),
+    ):
+        with pytest.raises(InputError, match="method must be 'auto' or 'direct'"):
+            call()
+
+
+INTEGERS = {
+    **{name: TAKE[name] for name in ("segment_ids", "padding", "indices", "segment_ids of positions")},
+    "positions": lambda a: tmm_core.mix_tokens(W, X, BIAS, segment_ids=IDS, positions=a(IDS)),
+}
+
+
+@pytest.mark.parametrize("argument", INTEGERS)
+@pytest.mark.parametrize(
+    "dtype", [float, bool, complex, object, str, "datetime64[s]", "timedelta64[s]", "V4", np.dtypes.StringDType()]
+)
+def test_what_numbers_something_is_integers(argument, dtype):
+    with pytest.raises(InputTypeError, match=f"^{argument.split()[0]} must be integers, "):
+        INTEGERS[argument](lambda a: np.zeros(a.shape, dtype))
+
+
+def test_positions_belong_to_their_documents():
+    for ids, positions in ((None, IDS), (IDS, IDS[:3]), (IDS, np.stack([IDS, IDS])), (IDS[:1], IDS[:1])):
+        with pytest.raises(InputError, match="positions must be those of the 8 times of x"):
+            tmm_core.mix_tokens(W, X, BIAS, segment_ids=ids, positions=positions)
+
+
+def test_arguments_that_changed_places_are_told():
+    x, w = np.ones((8, 64, 32)), np.ones((4, 64))
+    for call in (tmm_core.causal_toeplitz_matmul, tmm_core.mix_tokens):
+        with pytest.warns(UserWarning, match="the filter comes first and the signals second"):
+            call(x, w)
+    plan = tmm_core.stream_plan(w, 9)
+    state = tmm_core.stream_init(plan, (8,), 32)
+    for call in (
+        lambda: tmm_core.stream_init((8,), 32, plan),
+        lambda: tmm_core.stream_prefill(state, plan, x),
+        lambda: tmm_core.stream_prefill(plan, x, state),
+        lambda: tmm_core.stream_step(state, plan, x[:, 0]),
+        lambda: tmm_core.stream_step(plan, plan, x[:, 0]),
+        lambda: tmm_core.stream_step(None, None, x[:, 0]),
+        lambda: tmm_core.stream_copy(plan),
+        lambda: tmm_core.stream_reorder(IDS, state),
+    ):
+        with pytest.raises(InputTypeError, match=r"must be a Stream(Plan|State), and is a "):
+            call()
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

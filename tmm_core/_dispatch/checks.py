@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import warnings
 from contextlib import suppress
 from typing import Any
 
 import array_api_compat as compat
 
-from .._arrays.exchange import Array, class_name, namespace_of
+from .._arrays.exchange import Array, class_name, dtype_name, namespace_of
 from .._arrays.plain import plain
 from .._arrays.properties import as_integers, device_of, result_dtype_name, values_known, values_within_reach
 from .._definition.masks import check_ordered
@@ -20,7 +21,10 @@ __all__ = [
     "check_arrays",
     "check_count",
     "check_filter",
+    "check_flag",
     "check_heads",
+    "check_integers",
+    "check_kind",
     "check_method",
     "check_rows",
     "check_segments",
@@ -28,6 +32,7 @@ __all__ = [
     "no_room",
     "other_plan",
     "warn_of_layout",
+    "warn_of_swap",
 ]
 
 _OPTIONAL = ("bias", "row", "segment_ids", "positions", "attention_mask", "labels", "targets", "documents")
@@ -121,6 +126,22 @@ def warn_of_layout(w: Array, x: Array) -> None:
         )
 
 
+def warn_of_swap(w: Array, x: Array) -> None:
+    """Warn where `w` looks to be signals and `x` their filter: most of that filter would multiply nothing."""
+    sizes = (*w.shape, *x.shape)
+    if w.ndim != 3 or x.ndim < 2 or 0 in sizes or not all(isinstance(size, int) for size in sizes):
+        return
+    (heads, rows, lags), (n, d) = w.shape, x.shape[-2:]
+    if rows > d // heads and lags > n:
+        warnings.warn(
+            f"w of shape {tuple(w.shape)} has {rows} rows for the {d // heads} channels of a head, and {lags} lags for "
+            f"the {n} times of x: the filter comes first and the signals second; if they are in the other order here, "
+            "swap the two arguments",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
 def check_heads(name: str, heads: int, channels: int) -> None:
     """Refuse heads that cannot share the channels equally."""
     if channels % heads if heads else channels:
@@ -129,17 +150,31 @@ def check_heads(name: str, heads: int, channels: int) -> None:
         )
 
 
+def check_kind(name: str, value: object, kind: type, remedy: str) -> None:
+    """Refuse an argument of another kind: mostly, two have changed places."""
+    if not isinstance(value, kind):
+        what = repr(value) if isinstance(value, str) else f"a {class_name(value)}"
+        raise InputTypeError(f"{name} must be a {kind.__name__}, and is {what}: {remedy}")
+
+
+def check_flag(name: str, value: bool) -> bool:
+    """Return whether a flag is set, and refuse what is neither true nor false, which mostly passes for true."""
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool)):
+        return bool(value)
+    raise InputTypeError(f"{name} must be True or False, not {value!r}")
+
+
 def check_method(method: str) -> None:
     """Refuse a way of computing that there is not."""
-    if method not in ("auto", "direct"):
+    if not isinstance(method, str) or method not in ("auto", "direct"):
         raise InputError(f"method must be 'auto' or 'direct', and is {method!r}")
 
 
 def check_rows(indices: Array, count: int) -> Array:
     """Return numbers of a batch's `count` rows, arrays of any library, as integers that hold all of them."""
     xp, (indices,) = check_arrays(indices=indices)
-    if not xp.isdtype(indices.dtype, "integral"):
-        raise InputTypeError(f"indices must be integers, rows of the batch, not {indices.dtype}")
+    check_integers("indices", indices, "rows of the batch")
     integers: Array = as_integers(indices)
     outside = xp.any((integers < 0) | (integers >= count))
     if values_within_reach(outside) and bool(outside):
@@ -147,22 +182,32 @@ def check_rows(indices: Array, count: int) -> Array:
     return integers
 
 
+def check_integers(name: str, array: Array, what: str) -> None:
+    """Refuse an array of anything but integers, which say `what`."""
+    try:
+        integral = namespace_of(array).isdtype(array.dtype, "integral")
+    except TypeError:  # NumPy will not tell of dtypes that are not its own, nor of strings
+        integral = False
+    if not integral:
+        raise InputTypeError(f"{name} must be integers, {what}, not {dtype_name(array.dtype)}")
+
+
 def check_count(name: str, value: int, least: int) -> int:
     """Return an integer of at least `least`, and refuse all else."""
     if getattr(value, "shape", None) == ():
+        value = plain(name, value)
         with suppress(TypeError):  # not an array of integers
             value = operator.index(value)
     if isinstance(value, bool) or not hasattr(value, "__index__") or hasattr(value, "shape"):
         raise InputTypeError(f"{name} must be an integer, not {value!r}")
-    if value < least:
-        raise InputError(f"{name} must be at least {least}, not {value}")
+    if value < least or (isinstance(value, int) and value > sys.maxsize):
+        raise InputError(f"{name} must be at least {least}, and not more than memory has places for, not {value}")
     return value  # symbolic integers of a compiler stay
 
 
 def check_segments(xp: Any, segment_ids: Array, x: Array, *, ordered: bool = False) -> tuple[Array, bool]:
     """Return `segment_ids` for each position of `x`, and whether they are known not to decrease."""
-    if not xp.isdtype(segment_ids.dtype, "integral"):
-        raise InputTypeError(f"segment_ids must be integers, not {segment_ids.dtype}: they number documents")
+    check_integers("segment_ids", segment_ids, "numbers of documents")
     if compat.is_torch_array(segment_ids):
         segment_ids = xp.astype(segment_ids, xp.int64, copy=False)  # PyTorch does not order all unsigned integers
     try:

@@ -6,7 +6,7 @@ import functools
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
@@ -39,17 +39,17 @@ __all__ = [
     "compute_correlate",
     "compute_matmul",
     "current_backend",
+    "set_backend",
     "use_backend",
 ]
 
-# What has been chosen here, the last choice last, and whether each is a `with` block's that has been entered.
-_choices: ContextVar[tuple[use_backend, ...]] = ContextVar("tmm_backend", default=())
+_in_block: ContextVar[str | None] = ContextVar("tmm_backend", default=None)
+_in_process: str | None = None
 
 
-class use_backend(AbstractContextManager[None]):
-    """Choose the backend of every product that this thread computes from here on, or in a `with` block.
-
-    Called, it holds until the next call; as a block, until its end, where what was chosen before holds again.
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Choose the backend of every product that this thread, or this task, computes in a `with` block.
 
     Parameters
     ----------
@@ -58,6 +58,8 @@ class use_backend(AbstractContextManager[None]):
 
     Raises
     ------
+    TypeError
+        If the name is no string.
     LookupError
         If the backend is unknown or cannot be loaded.
 
@@ -67,42 +69,43 @@ class use_backend(AbstractContextManager[None]):
     >>> with tmm_core.use_backend("numpy"):
     ...     tmm_core.current_backend(np.ones(3))
     'numpy'
-    >>> _ = tmm_core.use_backend("numpy")
-    >>> tmm_core.causal_toeplitz_matmul(np.asarray([0.0, 1.0]), np.asarray([1.0, 2.0, 3.0]))
-    array([0., 1., 2.])
-    >>> _ = tmm_core.use_backend("auto")
     """
+    name, before = _checked(name), _in_block.get()
+    _in_block.set(name)
+    try:
+        yield
+    finally:
+        _in_block.set(before)  # not by a token: a generator may end in another thread
 
-    def __init__(self, name: str) -> None:
-        """Choose it from here on."""
-        if name != "auto":
-            get_backend(name)
-        self.name, self._is_block = name, False
-        self._choose()
 
-    def _choose(self) -> None:
-        chosen = _choices.get()
-        if len(chosen) > 1 and not (chosen[-1]._is_block or chosen[-2]._is_block):
-            chosen = (*chosen[:-2], chosen[-1])  # nothing leads back to the last choice but one
-        _choices.set((*chosen, self))
+def set_backend(name: str | None) -> None:
+    """Choose the backend of every product that this process computes from here on, outside of `use_backend`.
 
-    def __enter__(self) -> None:
-        """Choose it until the end of the block."""
-        if self not in _choices.get():  # it ended, or was made in another thread
-            self._choose()
-        self._is_block = True
+    Parameters
+    ----------
+    name : str or None
+        As for `use_backend`; None for what the environment variable `TMM_BACKEND` says.
 
-    def __exit__(self, *_: object) -> None:
-        """Let what was chosen before the block hold again, whatever was chosen in it."""
-        # Not by a token of the variable: blocks in generators end in any order, and in other threads.
-        chosen = _choices.get()
-        if self in chosen:
-            begin = end = chosen.index(self)
-            end += 1
-            while end < len(chosen) and not chosen[end]._is_block:
-                end += 1
-            _choices.set(chosen[:begin] + chosen[end:])
-        self._is_block = False
+    Raises
+    ------
+    TypeError, LookupError
+        As `use_backend`.
+
+    Examples
+    --------
+    >>> import numpy as np, tmm_core
+    >>> tmm_core.set_backend("numpy")
+    >>> tmm_core.current_backend(np.ones(3))
+    'numpy'
+    >>> tmm_core.set_backend(None)
+    """
+    global _in_process
+    _in_process = None if name is None else _checked(name)
+
+
+def _checked(name: str) -> str:
+    """Return the name of a backend that can be used, or `auto`."""
+    return "auto" if isinstance(name, str) and name == "auto" else get_backend(name).name
 
 
 def current_backend(x: Array, /) -> str:
@@ -176,15 +179,14 @@ def compute_correlate(
 
 
 def chosen_backend(backend: str | None = None) -> str:
-    """Return the name that the argument, else `use_backend`, else `TMM_BACKEND` says, `auto` for none."""
+    """Return what the argument, else `use_backend`, `set_backend` or `TMM_BACKEND` says, in this order; else `auto`."""
     if backend is not None:
-        return backend
-    chosen = _choices.get()
-    return chosen[-1].name if chosen else _environment_choice()
+        return _checked(backend)
+    return _in_block.get() or _in_process or _environment_choice()
 
 
 def choose_engine(backend: str | None, library: str, request: Request) -> Engine:
-    """Return the engine of the argument, else of `use_backend`, else of `TMM_BACKEND`, else the fastest one."""
+    """Return the engine that `chosen_backend` names, or the fastest one for `auto`."""
     name = chosen_backend(backend)
     if name == "auto":
         fastest = next(_supporting(library, request), None)
@@ -270,9 +272,7 @@ def bridge_of(library: str) -> Bridge | None:
 def _environment_choice() -> str:
     """Return `TMM_BACKEND`, read and checked once a process."""
     name = os.environ.get("TMM_BACKEND", "").strip() or "auto"
-    if name != "auto":
-        try:
-            get_backend(name)
-        except LookupError as error:
-            raise NotFoundError(f"the environment variable TMM_BACKEND is {name!r}: {error}") from error
-    return name
+    try:
+        return _checked(name)
+    except LookupError as error:
+        raise NotFoundError(f"the environment variable TMM_BACKEND is {name!r}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 from .._arrays.exchange import Array, is_traced, namespace_of
 from .._arrays.properties import indices_like, nan_where, values_within_reach
 from .._arrays.strictness import leniently
-from .._dispatch.checks import check_count, check_rows, no_room, other_plan
+from .._dispatch.checks import check_count, check_kind, check_rows, no_room, other_plan
 from ..config import TMMConfig
 from ..errors import InputError
 from . import model as lm
@@ -119,6 +119,7 @@ def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
     TypeError, ValueError
         If `batch_size` is no integer of at least 0.
     """
+    check_kind("plan", plan, DecodingPlan, "the order is (plan, batch_size), and stream_plan makes one")
     rows = check_count("batch_size", batch_size, 0)
     caches = {
         name: layer.new_cache(rows, plan.length_of(layer, plan.capacity), plan.channels[name])
@@ -158,6 +159,7 @@ def stream_prefill(
         As the model's forward pass; and if the state is another plan's or batch's, the tokens exceed the capacity or
         the position bias, or there is padding after the first tokens. Where only traced values tell, logits are NaN.
     """
+    _check_kinds(plan, state)
     input_ids, attention_mask = plan.model.checked_tokens(input_ids, attention_mask)
     if input_ids.ndim != 2 or input_ids.shape[0] != state.batch_size or input_ids.shape[1] == 0:
         raise InputError(
@@ -205,6 +207,7 @@ def stream_step(plan: DecodingPlan, state: DecodingState, input_ids: Array) -> t
     See `stream_prefill` for what is returned and raised: the logits, (b, vocab_size), are those that the model's
     forward pass returns at this position.
     """
+    _check_kinds(plan, state)
     input_ids, _ = plan.model.checked_tokens(input_ids, None)
     if tuple(input_ids.shape) != (state.batch_size,):
         raise InputError(
@@ -218,8 +221,15 @@ def stream_step(plan: DecodingPlan, state: DecodingState, input_ids: Array) -> t
     return logits if wrong is False else nan_where(wrong, logits), state
 
 
+def _check_kinds(plan: DecodingPlan, state: DecodingState) -> None:
+    """Refuse what is no plan and state of a model."""
+    for name, value, kind in (("plan", plan, DecodingPlan), ("state", state, DecodingState)):
+        check_kind(name, value, kind, "the order is (plan, state, input_ids)")
+
+
 def stream_copy(state: DecodingState) -> DecodingState:
     """Return a stream that goes on by itself from where this one is; the plan is shared."""
+    check_kind("state", state, DecodingState, "stream_init, stream_prefill and stream_step return one")
     return state.__copy__()
 
 
@@ -246,6 +256,7 @@ def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
     ValueError
         If there is no such row, or the shape is another.
     """
+    check_kind("state", state, DecodingState, "the order is (state, indices)")
     indices = check_rows(indices, state.batch_size)
     if indices.ndim != 1:
         raise InputError(f"indices must be (b,), rows of the batch, and have the shape {tuple(indices.shape)}")

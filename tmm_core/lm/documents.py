@@ -6,10 +6,10 @@ from types import ModuleType
 
 from .._arrays.exchange import Array
 from .._arrays.properties import device_of, surely_any, values_known, values_within_reach
-from .._dispatch.checks import check_arrays
+from .._dispatch.checks import check_arrays, check_integers
 from .._dispatch.compilation import one_operation
 from ..config import TMMConfig
-from ..errors import InputError, InputTypeError
+from ..errors import InputError
 from ..mixing import document_positions
 
 __all__ = ["IGNORED", "documents_of", "left_padded", "next_token_targets", "positions_of", "refused_rows", "targets_of"]
@@ -68,8 +68,7 @@ def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array
     begins = xp.zeros_like(input_ids[..., 1:], dtype=xp.bool)  # whether the next position is of another document
     wrong = xp.any(begins, axis=-1)
     if segment_ids is not None:
-        if not xp.isdtype(segment_ids.dtype, "integral"):
-            raise InputTypeError(f"segment_ids must be integers, not {segment_ids.dtype}: they number documents")
+        check_integers("segment_ids", segment_ids, "numbers of documents")
         segment_ids = xp.astype(segment_ids, integer, copy=False)
         begins = segment_ids[..., 1:] != segment_ids[..., :-1]
         back = segment_ids[..., 1:] < segment_ids[..., :-1]

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Literal
 
-from .._arrays.exchange import Array, dtype_name, namespace_of
+from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import as_integers, nan_where, result_dtype_name, surely_any
 from .._arrays.strictness import leniently
-from .._dispatch.checks import check_arrays
+from .._dispatch.checks import check_arrays, check_integers
 from ..config import TMMConfig
-from ..errors import InputError, InputTypeError
+from ..errors import InputError
 from ..mixing import float32_at_least, mix_tokens
 from .documents import IGNORED, documents_of, positions_of, refused_rows, targets_of
 from .parameters import check_params
@@ -151,6 +151,7 @@ def loss(
     >>> float(lm.loss(lm.init_params(config, np.random.default_rng(0)), np.asarray([1, 3, 2]), config))  # knows nothing
     1.3862943649291992
     """
+    check_params(params, config)
     input_ids, labels, targets, attention_mask, segment_ids = arrays_with(
         params,
         input_ids=input_ids, labels=labels, targets=targets, attention_mask=attention_mask, segment_ids=segment_ids,
@@ -273,8 +274,7 @@ def arrays_with(params: Params, **arrays: Array | None) -> list[Any]:
 
 def as_ids(name: str, ids: Array) -> Array:
     """Return integers of any width as the library's own, which hold every vocabulary."""
-    if not namespace_of(ids).isdtype(ids.dtype, "integral"):
-        raise InputTypeError(f"{name} must be integers, not {dtype_name(ids.dtype)}: tokens are whole numbers")
+    check_integers(name, ids, "numbers of tokens")
     if ids.ndim == 0:
         raise InputError(f"{name} must be (..., n), a sequence of tokens, and is a single number")
     integers: Array = as_integers(ids)

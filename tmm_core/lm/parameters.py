@@ -8,15 +8,35 @@ from typing import TYPE_CHECKING
 
 from .._arrays.exchange import Array, dtype_name
 from .._arrays.plain import plain
+from .._dispatch.checks import check_kind
 from ..config import TMMConfig
 from ..errors import InputError, InputTypeError
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["check_params", "decayed_names", "flops_per_token", "frozen_names", "init_params", "parameter_shapes"]
+__all__ = [
+    "check_config",
+    "check_params",
+    "decayed_names",
+    "flops_per_token",
+    "frozen_names",
+    "init_params",
+    "parameter_shapes",
+]
 
 _TOGETHER = "do both belong together?"
+
+
+def check_config(config: TMMConfig) -> None:
+    """Refuse what is no configuration.
+
+    Raises
+    ------
+    TypeError
+        If it is no `TMMConfig`.
+    """
+    check_kind("config", config, TMMConfig, "make one, such as TMMConfig.preset('paper')")
 
 
 def parameter_shapes(config: TMMConfig) -> dict[str, tuple[int, ...]]:
@@ -25,6 +45,7 @@ def parameter_shapes(config: TMMConfig) -> dict[str, tuple[int, ...]]:
     >>> parameter_shapes(TMMConfig())["blocks.0.mix.lags"]
     (4, 512)
     """
+    check_config(config)
     d, width = config.d_model, config.mlp_width
     lags = (config.heads, config.lags) if config.kernel_size == 1 else (config.heads, config.kernel_size, config.lags)
     norm = {"weight": (d,)} if config.norm == "rms" else {"weight": (d,), "bias": (d,)}
@@ -86,6 +107,8 @@ def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
     ValueError
         If names or shapes differ, which the message lists, or the memory of one has been freed.
     """
+    check_kind("params", params, Mapping, "the order is (params, …, config), and params are arrays by name")
+    check_config(config)
     # Before anything is listed: a damaged configuration may ask for any number of blocks.
     if config.n_layers > len(params):
         raise InputError(f"params are {len(params)} arrays, too few for n_layers={config.n_layers}: {_TOGETHER}")

@@ -19,7 +19,17 @@ from .._arrays.properties import (
 )
 from .._arrays.strictness import leniently
 from .._dispatch import choice
-from .._dispatch.checks import check_arrays, check_count, check_filter, check_heads, check_rows, other_plan
+from .._dispatch.checks import (
+    check_arrays,
+    check_count,
+    check_filter,
+    check_flag,
+    check_heads,
+    check_integers,
+    check_kind,
+    check_rows,
+    other_plan,
+)
 from ..backend import StreamState
 from ..errors import InputError, InputTypeError
 from ..mixing import check_bias_heads, lags_of, running_sums
@@ -35,6 +45,9 @@ __all__ = [
     "stream_reorder",
     "stream_step",
 ]
+
+
+_ORDER = "the order is (plan, state, tokens)"
 
 
 @leniently
@@ -102,6 +115,7 @@ def stream_plan(
     array([123.])
     """
     capacity = check_count("capacity", capacity, 1)
+    softplus, mean = check_flag("softplus", softplus), check_flag("mean", mean)
     if leaf is not None and check_count("leaf", leaf, 1).bit_count() != 1:
         raise InputError(f"leaf must be a power of two, not {leaf}")
     xp, (w, bias) = check_arrays(w=w, bias=bias)
@@ -173,6 +187,7 @@ def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dt
     >>> stream_init(stream_plan(np.ones(3), 8), (2,), 4).cache.shape
     (2, 8, 4)
     """
+    check_kind("plan", plan, StreamPlan, "the order is (plan, batch_shape, d), and stream_plan makes one")
     d = check_count("d", d, 0)
     if not isinstance(batch_shape, tuple | list):
         raise InputTypeError(f"batch_shape must be a tuple of integers, such as () or (2,), and is {batch_shape!r}")
@@ -234,8 +249,7 @@ def stream_prefill(
     array([[ 1., 11., 11.],
            [ 0.,  0.,  1.]])
     """
-    if state.plan is not plan:
-        raise other_plan()
+    _check_pair(plan, state)
     if state.steps.recording():
         raise InputError("a compiled program does not see the place of a stream: take prompts uncompiled")
     batch, d = state.shape[:-1], state.shape[-1]
@@ -252,8 +266,7 @@ def _check_padding(state: StreamState, x: Array, padding: Array) -> Array:
     """Return the padding as (b,) integers."""
     n = x.shape[-2]
     xp, (padding, _) = check_arrays(padding=padding, x=x)
-    if not xp.isdtype(padding.dtype, "integral"):
-        raise InputTypeError(f"padding must be integers, tokens before each row's first one, not {padding.dtype}")
+    check_integers("padding", padding, "tokens before each row's first one")
     if tuple(padding.shape) != state.shape[:-1]:
         raise InputError(f"padding must have the batch's shape {state.shape[:-1]}, and has {tuple(padding.shape)}")
     later = state.position > 0
@@ -312,9 +325,18 @@ def stream_step(plan: StreamPlan, state: StreamState, x_t: Array, /) -> tuple[Ar
     >>> y
     array([5.])
     """
-    if state.plan is not plan:
-        raise other_plan()
+    _check_pair(plan, state)
     return state.steps.step(state, x_t), state
+
+
+def _check_pair(plan: StreamPlan, state: StreamState) -> None:
+    """Refuse a state that is none of this plan's."""
+    if isinstance(state, StreamState):
+        if state.plan is plan:
+            return
+        check_kind("plan", plan, StreamPlan, _ORDER)
+        raise other_plan()
+    check_kind("state", state, StreamState, _ORDER)
 
 
 def stream_copy(state: StreamState) -> StreamState:
@@ -326,6 +348,7 @@ def stream_copy(state: StreamState) -> StreamState:
     >>> stream_copy(state).position
     1
     """
+    check_kind("state", state, StreamState, "stream_init, stream_prefill and stream_step return one")
     return copy.copy(state)
 
 
@@ -359,6 +382,7 @@ def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     >>> stream_reorder(state, np.asarray([1, 1, 0])).shape
     (3, 4)
     """
+    check_kind("state", state, StreamState, "the order is (state, indices)")
     indices = check_rows(indices, state.rows[0])
     flat = namespace_of(indices).reshape(indices, (-1,))
     return state.steps.select(state, flat, (*indices.shape, state.shape[-1]))

@@ -39,6 +39,7 @@ def targets_of(batch: Mapping[str, Array]) -> Array:
 
 def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
     """Refuse parameters that are not JAX's, or not those of `config`."""
+    lm.check_params(params, config)
     for name, p in params.items():
         if not isinstance(p, Array):
             kind = f"{type(p).__module__.split('.')[0]}.{type(p).__name__}"
@@ -48,7 +49,6 @@ def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
                 f"{name} is float64, of which JAX makes float32 unless told otherwise: "
                 "jax.config.update('jax_enable_x64', True), or convert the parameters"
             )
-    lm.check_params(params, config)
 
 
 @leniently

@@ -121,6 +121,7 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
     def __init__(self, config: TMMConfig, *, seed: int | None = 0) -> None:
         """Make the model and its initial parameters."""
         super().__init__()
+        lm.check_config(config)
         self.config = config
         device = torch.get_default_device()
         with torch.device("meta"):  # shapes only: values come from one NumPy generator, not from torch's own

@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(" ".join(filter(None, (backend["name"], backend["version"]))), devices, sep=": ")
         print(filled(backend["serves"] if backend["devices"] else backend["reason"], indent="    "))
     print()
-    print(filled("Choose one by backend=…, tmm_core.use_backend(…) or TMM_BACKEND; auto takes the fastest that fits."))
+    print(filled("Choose one by backend=…, tmm_core.set_backend(…) or TMM_BACKEND; auto takes the fastest that fits."))
     return 0
 
 
