@@ -143,9 +143,8 @@ def causal_toeplitz_matmul(
     A non-finite `x` at t makes NaN of its channel and its kernel's neighbours on `[t, t + k)`, a non-finite lag j
     makes NaN of its head from j on; all else is as if the entry were zero.
     Sizes of zero are allowed: no lags, or no rows of a kernel, are the zero operator.
-    Finite arrays give finite results where those are representable. With segments, sums of
-    parts must be representable, too, and with `method="direct"` `eps` times the sum of the terms' magnitudes: rounding
-    beyond that may give an infinity.
+    Finite arrays give finite results where those are representable, and so is what rounding may add: by either method
+    up to `eps` times the sum of the terms' magnitudes. With segments, sums of parts must be representable, too.
 
     Right-angle convolution for reals, arXiv 2605.06683 for the mixer.
 

@@ -12,7 +12,15 @@ from .decoding import (
 )
 from .documents import IGNORED, documents_of, left_padded, next_token_targets, positions_of, refused_rows, targets_of
 from .model import bias_of, check_vocabulary, forward, loss
-from .parameters import check_config, check_params, decayed_names, flops_per_token, frozen_names, init_params, parameter_shapes
+from .parameters import (
+    check_config,
+    check_params,
+    decayed_names,
+    flops_per_token,
+    frozen_names,
+    init_params,
+    parameter_shapes,
+)
 from .plans import DecodingPlan, DecodingState, Filter, Mix, StreamedModel
 
 __all__ = [
