@@ -9,6 +9,7 @@ from support.exact_roots import index_by_zeros
 from support.requirements import import_or_skip, library_or_skip
 
 from tmm_core import fredholm_index, toeplitz_symbol
+from tmm_core.errors import InputTypeError
 
 EPS = 2.0**-52
 
@@ -85,6 +86,9 @@ def test_bad_options_are_refused():
         toeplitz_symbol(w, 0.0, points=4)
     with pytest.raises(ValueError, match="points must be at least 1"):
         toeplitz_symbol(w, points=0)
+    for theta in (np.ones(2, complex), np.asarray(["1"]), np.zeros(2, "M8[s]"), [1, [2, 3]], [1j], np.ones(2, object)):
+        with pytest.raises(InputTypeError, match=r"theta must be (real numbers|angles)"):
+            toeplitz_symbol(np.ones(3), theta)
     with pytest.raises(ValueError, match="theta must be finite"):
         toeplitz_symbol(w, [0.0, np.nan])
 

@@ -233,7 +233,11 @@ def test_other_parameters_and_tokens_are_refused():
         lm.forward(params, ids, VARIANTS["tied"])
 
 
-@pytest.mark.parametrize("wrong", [[[1, 2]], "ab", jnp.ones((2, 4), int), np.ma.ones((2, 4), int)], ids=type)
+@pytest.mark.parametrize(
+    "wrong",
+    [[[1, 2]], "ab", jnp.ones((2, 4), int), np.ma.ones((2, 4), int), random_ids(HEADS).astype("U2")],
+    ids=["list", "text", "JAX's", "masked", "texts"],
+)
 def test_what_is_no_array_of_the_models_library_is_refused_by_its_name(wrong: Any):
     params, ids = random_params(HEADS), random_ids(HEADS)
     plan = lm.stream_plan(params, HEADS, 8)

@@ -7,7 +7,7 @@ import operator
 import sys
 import warnings
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import array_api_compat as compat
 
@@ -25,6 +25,7 @@ __all__ = [
     "check_heads",
     "check_integers",
     "check_kind",
+    "check_mask",
     "check_method",
     "check_rows",
     "check_segments",
@@ -184,12 +185,24 @@ def check_rows(indices: Array, count: int) -> Array:
 
 def check_integers(name: str, array: Array, what: str) -> None:
     """Refuse an array of anything but integers, which say `what`."""
-    try:
-        integral = namespace_of(array).isdtype(array.dtype, "integral")
-    except TypeError:  # NumPy will not tell of dtypes that are not its own, nor of strings
-        integral = False
-    if not integral:
+    if not _is_of(array, "integral"):
         raise InputTypeError(f"{name} must be integers, {what}, not {dtype_name(array.dtype)}")
+
+
+def check_mask(mask: Array) -> None:
+    """Refuse an attention mask of anything but booleans or numbers."""
+    if not (_is_of(mask, "bool") or _is_of(mask, "numeric")):
+        raise InputTypeError(
+            f"attention_mask must be booleans or numbers, 1 for a token and 0 for padding, not {dtype_name(mask.dtype)}"
+        )
+
+
+def _is_of(array: Array, kind: Literal["bool", "integral", "numeric"]) -> bool:
+    """Return whether an array's dtype is of a kind."""
+    try:
+        return bool(namespace_of(array).isdtype(array.dtype, kind))
+    except TypeError:  # NumPy will not tell of dtypes that are not its own, nor of strings
+        return False
 
 
 def check_count(name: str, value: int, least: int) -> int:

@@ -167,9 +167,15 @@ def toeplitz_symbol(w: Array, theta: Any = None, /, *, points: int | None = None
     filters, exponent = normalised(_filters(w))
     if points is not None:
         return scaled(on_grid(filters, check_count("points", points, 1)), exponent)
-    if not isinstance(theta, int | float | list | tuple):
-        theta = _on_host("theta", theta)  # an array in degrees, say, is refused
-    angles = np.asarray(theta, dtype=np.float64)
+    if isinstance(theta, int | float | list | tuple):
+        try:
+            theta = np.asarray(theta)
+        except ValueError as error:
+            raise InputTypeError("theta must be angles, and is a list of lists of different lengths") from error
+    angles = _on_host("theta", theta)  # an array in degrees, say, is refused
+    if angles.dtype.kind not in "biuf":
+        raise InputTypeError(f"theta must be real numbers, angles in radians, not {angles.dtype}")
+    angles = angles.astype(np.float64)
     if not np.all(np.isfinite(angles)):
         raise InputError("theta must be finite, and has nan or inf: give angles in radians")
     flat = at_angles(filters, angles.reshape(-1))

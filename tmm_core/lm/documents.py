@@ -6,7 +6,7 @@ from types import ModuleType
 
 from .._arrays.exchange import Array
 from .._arrays.properties import device_of, surely_any, values_known, values_within_reach
-from .._dispatch.checks import check_arrays, check_integers
+from .._dispatch.checks import check_arrays, check_integers, check_mask
 from .._dispatch.compilation import one_operation
 from ..config import TMMConfig
 from ..errors import InputError
@@ -73,6 +73,7 @@ def _numbered(input_ids: Array, attention_mask: Array | None, segment_ids: Array
         begins = segment_ids[..., 1:] != segment_ids[..., :-1]
         back = segment_ids[..., 1:] < segment_ids[..., :-1]
     if attention_mask is not None:
+        check_mask(attention_mask)
         token = xp.astype(attention_mask, xp.bool)
         begins = begins | ~(token[..., 1:] & token[..., :-1])
         wrong = _wrong_mask(xp, attention_mask, token, integer, wait)
@@ -113,6 +114,8 @@ def left_padded(input_ids: Array, attention_mask: Array) -> tuple[Array, Array |
     if ids.ndim != 2 or mask is None or mask.shape != ids.shape:
         shapes = f"{tuple(ids.shape)} and {None if mask is None else tuple(mask.shape)}"
         raise InputError(f"input_ids and attention_mask must both be (b, n), and are {shapes}")
+    check_integers("input_ids", ids, "numbers of tokens")
+    check_mask(mask)
     batch, n = ids.shape
     token = xp.astype(xp.astype(mask, xp.bool), ids.dtype)
     padding = n - xp.sum(token, axis=-1)  # (b,)
@@ -151,6 +154,7 @@ def next_token_targets(labels: Array, documents: Array | None) -> Array:
     That is the label of the next position, or -100 if there is none, or it is of another document or padding.
     """
     xp, (labels, documents) = check_arrays(labels=labels, documents=documents)
+    check_integers("labels", labels, "numbers of tokens")
     following = labels[..., 1:]
     if documents is not None:
         following = xp.where(documents[..., 1:] == documents[..., :-1], following, xp.full_like(following, IGNORED))
