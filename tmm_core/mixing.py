@@ -75,6 +75,11 @@ def mix_tokens(
         If shapes do not fit, `mean` meets a kernel, or the bias has fewer positions than the sequence, or than one of
         its documents (in traced code, NaN beyond the last position of the bias).
 
+    Warns
+    -----
+    UserWarning
+        If `w` and x may have changed places, as `causal_toeplitz_matmul` warns.
+
     Notes
     -----
     The cost and the rounding error are those of `causal_toeplitz_matmul`, and O(n d) more; with `mean`, what is divided

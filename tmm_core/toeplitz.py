@@ -130,7 +130,8 @@ def causal_toeplitz_matmul(
     -----
     UserWarning
         If `w` has more lags than x has times, and as many as x has channels: time may be on the wrong axis. If it has
-        more lags than x has times, and more rows than a head has channels: `w` and x may have changed places.
+        more lags than x has times, and more rows than 16 and than a head has channels: `w` and x may have changed
+        places.
 
     Notes
     -----

@@ -133,7 +133,7 @@ def warn_of_swap(w: Array, x: Array) -> None:
     if w.ndim != 3 or x.ndim < 2 or 0 in sizes or not all(isinstance(size, int) for size in sizes):
         return
     (heads, rows, lags), (n, d) = w.shape, x.shape[-2:]
-    if rows > d // heads and lags > n:
+    if rows > max(d // heads, 16) and lags > n:  # kernels are small; sequences are not
         warnings.warn(
             f"w of shape {tuple(w.shape)} has {rows} rows for the {d // heads} channels of a head, and {lags} lags for "
             f"the {n} times of x: the filter comes first and the signals second; if they are in the other order here, "
