@@ -16,15 +16,9 @@ from .backend import available_backends, get_backend, registered_backends
 from .config import TMMConfig
 from .index import OperatorIndex, fredholm_index, toeplitz_symbol
 from .mixing import document_positions, mix_tokens
+from .solving import causal_toeplitz_inverse, causal_toeplitz_solve
 from .streaming import stream_copy, stream_init, stream_plan, stream_prefill, stream_reorder, stream_step
-from .toeplitz import (
-    causal_toeplitz,
-    causal_toeplitz_correlate,
-    causal_toeplitz_inverse,
-    causal_toeplitz_matmul,
-    causal_toeplitz_solve,
-    toeplitz_matmul,
-)
+from .toeplitz import causal_toeplitz, causal_toeplitz_correlate, causal_toeplitz_matmul, toeplitz_matmul
 
 __all__ = [
     "OperatorIndex",
