@@ -201,6 +201,19 @@ def test_tensors_without_their_entries_are_refused_by_their_name(argument):
             TAKE[argument](made)
 
 
+@pytest.mark.parametrize("argument", TAKE)
+def test_arrays_that_were_deleted_or_donated_are_refused_by_their_name(argument):
+    jnp = import_or_skip("jax.numpy")
+
+    def deleted(a):
+        a = jnp.asarray(a)
+        a.delete()
+        return a
+
+    with pytest.raises(InputError, match=f"^{argument.split()[0]} must have its entries in memory, and has been delet"):
+        TAKE[argument](deleted)
+
+
 def test_what_transformations_wrap_is_looked_into():
     torch = import_or_skip("torch")
     w, x = resized(torch.ones(3, 2, 4), 0), torch.ones(5, 4)

@@ -8,7 +8,7 @@ import sys
 import array_api_compat as compat
 
 from ..errors import InputError, InputTypeError
-from .exchange import Array, check_memory, class_name, namespace_of
+from .exchange import Array, check_memory, class_name, is_traced, namespace_of
 
 __all__ = ["plain"]
 
@@ -49,6 +49,11 @@ def plain(name: str, array: Array) -> Array:
         raise InputTypeError(f"{name}: {error}") from None
     if compat.is_torch_array(array):
         _check_tensor(name, array)
+    if compat.is_jax_array(array) and not is_traced(array) and array.is_deleted():
+        raise InputError(
+            f"{name} must have its entries in memory, and has been deleted, or donated to a compiled function: "
+            "use what that returned, or pass a copy made before"
+        )
     if compat.is_dask_array(array) and any(math.isnan(size) for size in array.shape):
         raise InputError(f"{name} has chunks of unknown sizes, {array.shape}: call its compute_chunk_sizes() first")
     if compat.is_numpy_array(array):  # single numbers, files in memory, other orders of bytes
