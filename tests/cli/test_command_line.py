@@ -139,9 +139,12 @@ def test_ctrl_c_before_anything_is_130(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_messages_of_the_core_are_on_what_stderr_is_at_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may call `main` again when the first stderr is closed; the logger is left as it was."""
+    """A program may call `main` again when the first stderr is closed; the logger is left as it was.
+
+    JAX's libraries write to stderr what comes to the root logger.
+    """
     log = logging.getLogger("tmm_core")
-    before = (log.level, list(log.handlers))
+    before = (log.level, log.propagate, list(log.handlers))
 
     def run(arguments: argparse.Namespace) -> int:
         log.info("compiling %d kernels", 3)
@@ -152,10 +155,11 @@ def test_messages_of_the_core_are_on_what_stderr_is_at_the_time(monkeypatch: pyt
     for _ in range(2):
         stderr = io.StringIO()
         monkeypatch.setattr("sys.stderr", stderr)
+        monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(stderr)])
         assert main(["backends"]) == 0
         assert stderr.getvalue() == "tmm: compiling 3 kernels\n"
         stderr.close()
-    assert (log.level, log.handlers) == before
+    assert (log.level, log.propagate, log.handlers) == before
 
 
 def test_an_unknown_backend_in_the_environment_is_refused(model: Path) -> None:

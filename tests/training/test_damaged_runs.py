@@ -67,6 +67,8 @@ def edit(**changes: object) -> Callable[[dict[str, object]], None]:
         (edit(baselines={"zlib": "cheap"}), "is damaged: 'baselines' is {'zlib': 'cheap'}"),
         (edit(finished="no"), "is damaged: 'finished' is 'no'"),
         (lambda d: d.pop("preset"), "is damaged: 'preset' is missing"),
+        (edit(started=1e300), "is damaged: 'started' is 1e+300"),
+        (edit(sha357="0"), "is damaged: 'sha357' is '0'"),
         (lambda d: d["data"].update(colour="red"), "describes no run that can be used"),
         (lambda d: d["data"].update(held_out_bytes="x"), "describes no run that can be used"),
         (lambda d: d["options"].update(precision="float16"), "precision must be one of auto, float32, bfloat16"),

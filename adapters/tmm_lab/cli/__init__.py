@@ -88,14 +88,16 @@ def _messages() -> Iterator[None]:
     log = logging.getLogger("tmm_core")
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("tmm: %(message)s"))
-    level = log.level
+    level, propagates = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)
+    log.propagate = False  # libraries of JAX give the root logger a handler, which would write all of it again
     try:
         yield
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
+        log.propagate = propagates
 
 
 class _StderrHandler(logging.Handler):

@@ -34,7 +34,7 @@ def progress_of(run: Run) -> Progress:
     records = run.records()
     step = max((record["step"] for record in records), default=0)
     if run.description["finished"]:
-        return Progress("finished", step, run.description.get("bits_per_byte", _bits(records)))
+        return Progress("finished", step, run.description["bits_per_byte"])
     try:
         with run.locked():
             pass

@@ -55,6 +55,7 @@ def description_of(
         "started": time.time(),
         "prepared": False,
         "finished": False,
+        "bits_per_byte": None,
     }
 
 

@@ -69,6 +69,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "plan": lambda value: isinstance(value, list) and all(map(_is_revision, value)),
     "prepared": lambda value: isinstance(value, bool),
     "finished": lambda value: isinstance(value, bool),
+    "bits_per_byte": lambda value: value is None or isinstance(value, float),
 }
 
 
@@ -163,6 +164,7 @@ class Run:
                 f"{path} is not what was written: restore it, or, if the change was meant, remove its {_SHA256!r}"
             )
         wrong = [name for name, fits in _FIELDS.items() if name not in description or not fits(description[name])]
+        wrong += [name for name in description if name not in _FIELDS]  # such as a digest by another name
         if wrong:
             found = repr(description[wrong[0]]) if wrong[0] in description else "missing"
             raise InputError(f"{path} is damaged: {wrong[0]!r} is {found}; the run cannot be used: begin a new one")

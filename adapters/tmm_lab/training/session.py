@@ -184,8 +184,8 @@ def _lengthen(run: Run, checkpoint: Path | None, options: TrainingOptions) -> No
         raise InputError(
             f"--steps {options.steps} is the length of the whole run, of which {done} steps are done: give more"
         )
-    run.description |= {"options": options.to_dict(), "steps": options.steps, "plan": [], "finished": False}
-    run.description.pop("bits_per_byte", None)
+    run.description |= {"options": options.to_dict(), "steps": options.steps, "plan": []}
+    run.description |= {"finished": False, "bits_per_byte": None}
 
 
 @contextlib.contextmanager
