@@ -1,11 +1,12 @@
-"""What a command is doing while nothing else tells: on stderr, as it goes in a terminal, in a few lines elsewhere.
+"""What a command is doing, and what else its user should know: on stderr; waits as they go in a terminal.
 
-Whatever may take longer than two seconds stands in a `waiting` block, wherever it is. The command line has them shown
-(`shown`); in other programs they do nothing.
+Whatever may take longer than two seconds stands in a `waiting` block, wherever it is; imports do by themselves
+(`slow_imports`). The command line has all of it shown (`shown`); in other programs it does nothing.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -13,21 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Advance", "note", "shown", "shown_in", "waiting"]
+__all__ = ["Advance", "note", "nothing", "shown", "shown_in", "waiting"]
 
 _FIRST, _NEXT = 2.0, 10.0  # seconds until the first line of a wait, and from one line to the next
 
 
-class Advance(Protocol):
-    """Tells that so much more of a wait is done."""
-
-    def __call__(self, n: int = 1, /) -> None:
-        """Move on by `n`."""
+Advance: TypeAlias = Callable[[int], None]
+"""Tells that so much more of a wait is done."""
 
 
 class _Shower(Protocol):
@@ -38,6 +36,10 @@ class _Shower(Protocol):
 
 
 _shower: _Shower | None = None
+
+
+def nothing(n: int) -> None:
+    """Tell nobody that so much more is done: an `Advance`."""
 
 
 @contextmanager
@@ -52,16 +54,19 @@ def waiting(what: str, total: int | None = None) -> Iterator[Advance]:
         How much there is to do, where that is known; the block is given a function to tell what is done.
     """
     if _shower is None:
-        yield lambda n=1, /: None
+        yield nothing
         return
     with _shower.waiting(what, total) as advance:
         yield advance
 
 
 def note(text: str) -> None:
-    """Say on stderr what a user of the command line should know; in other programs nothing."""
+    """Say on stderr what a user of the command line should know; in other programs nothing.
+
+    A bar in a terminal lets the line through above itself.
+    """
     if _shower is not None:
-        print(f"note: {text}", file=sys.stderr, flush=True)
+        print(f"tmm: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -132,9 +137,11 @@ class _InTerminal:
         if outermost:
             progress.start()
         try:
-            yield lambda n=1, /: progress.advance(task, n)
+            yield functools.partial(progress.advance, task)
         finally:
             progress.remove_task(task)
+            # Now: Rich's thread draws as well, and a line that is printed while the display shrinks would be erased.
+            progress.refresh()
             if outermost:
                 progress.stop()
 
@@ -151,9 +158,9 @@ class _InLines:
             nonlocal last
             last = time.monotonic()
             so_far = "" if total is None or not done else f", {done:,} of {total:,}"
-            print(f"tmm: {what}{so_far}", file=sys.stderr, flush=True)
+            note(f"{what}{so_far}")
 
-        def advance(n: int = 1, /) -> None:
+        def advance(n: int) -> None:
             nonlocal done
             done += n
             if time.monotonic() - last >= _NEXT:

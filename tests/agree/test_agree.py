@@ -24,6 +24,7 @@ from tmm_lab.agree.measures import TOPICS, Key, Measured, measure
 from tmm_lab.agree.reference import Reference, units
 from tmm_lab.agree.results import ROWS, Result, judge
 from tmm_lab.cli import main
+from tmm_lab.progress import nothing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -223,9 +224,9 @@ def test_all_that_is_announced_is_done_and_a_process_computes_what_this_one_does
     monkeypatch.undo()  # the other process has all cases
     inputs.models.cache_clear()
     monkeypatch.setattr(comparing, "OWN_PROCESS", "numpy")
-    told: list[None] = []
-    results = compare([NUMPY], lambda: told.append(None))
-    assert len(told) == count([NUMPY])
+    told: list[int] = []
+    results = compare([NUMPY], told.append)
+    assert sum(told) == count([NUMPY])
     assert {result.status for result in results} == {"ok", "reference", "none"}
 
 
@@ -247,7 +248,7 @@ def end_process(*_: object) -> None:
 def test_a_process_that_dies_fails_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "OWN_PROCESS", "numpy")
     monkeypatch.setattr(comparing, "measure", end_process)
-    failed = [result for result in compare([NUMPY], lambda: None) if result.status != "none"]
+    failed = [result for result in compare([NUMPY], nothing) if result.status != "none"]
     assert {result.status for result in failed} == {"FAIL"}
     assert {result.reason.partition(":")[0] for result in failed} == {"BrokenProcessPool"}
 

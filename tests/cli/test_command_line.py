@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.commands import REFERENCE, TINY
+from support.commands import REFERENCE, REQUIRED, TINY
 from support.processes import run_python
 from support.requirements import skip_without, system_or_skip
 
@@ -26,13 +26,6 @@ from tmm_lab import cli
 from tmm_lab.cli import main
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
-
-REQUIRED_OPTIONS = {
-    "generate": ["--prompt", "a"],
-    "eval": ["--text", "a"],
-    "convert": ["a", "b"],
-    "study": ["efficiency", "--quick"],
-}
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -201,10 +194,9 @@ def test_what_a_command_does_not_know_is_told_with_its_own_usage(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Abbreviations are not known: what begins one option today may begin two tomorrow."""
-    options = REQUIRED_OPTIONS.get(command, [])
     for unknown, hint in (("--debu", "; did you mean --debug?"), ("--surely-unknown", "")):
         with pytest.raises(SystemExit) as stopped:
-            main([command, *options, unknown])
+            main([command, *REQUIRED.get(command, []), unknown])
         assert stopped.value.code == 2
         said = capsys.readouterr().err
         assert said.startswith(f"usage: tmm {command} ")
@@ -241,4 +233,4 @@ def test_a_current_folder_that_is_gone_is_named(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert "the current folder is not there any more" in refused(command, *REQUIRED_OPTIONS.get(command, []), code=2)
+    assert "the current folder is not there any more" in refused(command, *REQUIRED.get(command, []), code=2)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import importlib
 import io
 import re
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
 from rich.progress import Progress
-from support.commands import TINY, printed
+from rich.text import Text
+from support.commands import REQUIRED, TINY, printed
 
-from tmm_lab import progress
-from tmm_lab.cli import main
+from tmm_lab import progress, slow_imports
+from tmm_lab.cli import COMMANDS, main
 from tmm_lab.progress import shown, shown_in, waiting
+from tmm_lab.slow_imports import TITLES
 from tmm_lab.training.display import TerminalDisplay
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("one_thread")]
@@ -36,7 +42,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int | None, int]]:
             place, done = len(found), 0
             found.append((what, total, 0))
 
-            def advance(n: int = 1, /) -> None:
+            def advance(n: int) -> None:
                 nonlocal done
                 done += n
                 found[place] = what, total, done
@@ -72,7 +78,7 @@ def test_only_the_command_line_and_its_first_process_speak(
     monkeypatch: pytest.MonkeyPatch, waits: list[tuple[str, int | None, int]]
 ) -> None:
     with waiting("in a notebook") as advance:
-        advance()
+        advance(1)
 
     def run(arguments: object) -> int:
         with waiting("in a process"):
@@ -105,6 +111,85 @@ def test_in_a_terminal_waits_are_lines_that_go_away() -> None:
     assert not re.search("[a-z]{2}", file.getvalue().rpartition("\x1b[2K")[2]), "nothing is left of them"
 
 
+def test_what_is_printed_stays_while_waits_come_and_go() -> None:
+    """Whenever Rich's other thread draws: it may do so between a line's being laid out and its being written."""
+    file = io.StringIO()
+    display = Progress(console=Console(file=file, force_terminal=True, width=60), transient=True, auto_refresh=False)
+
+    class Line:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+            other = threading.Thread(target=display.refresh)
+            other.start()
+            other.join()
+            yield Text(self.text)
+
+    with shown(), shown_in(display), waiting("training"):
+        for depth in range(3):
+            with contextlib.ExitStack() as waits:
+                for _ in range(depth):
+                    waits.enter_context(waiting("measuring"))
+                display.console.print(Line(f"before {depth}"))
+            display.console.print(Line(f"after {depth}"))
+    assert screen(file.getvalue()) == [f"{when} {depth}" for depth in range(3) for when in ("before", "after")]
+
+
+def screen(written: str) -> list[str]:
+    """Return the lines that a terminal shows in the end, without the empty ones after them."""
+    lines, row = [""], 0
+    for text, control in re.findall(r"([^\x1b\r\n]+)|(\x1b\[[0-9;?]*[A-Za-z]|\r|\n)", written):
+        lines[row] += text
+        match control:
+            case "\r":
+                pass  # what follows is an erasure or a line below
+            case "\n":
+                row += 1
+                lines += [""] * (row == len(lines))
+            case "\x1b[1A":
+                row -= 1
+            case "\x1b[2K":
+                lines[row] = ""
+            case _:
+                assert not control or control[-1] in "mhl", f"what is {control!r}?"
+    return "\n".join(lines).rstrip().split("\n")
+
+
+@pytest.fixture
+def slow_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`slowness`, a package that takes long to import, part of which is imported later than the rest."""
+    folder = tmp_path / "slowness"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("import slowness.part")
+    (folder / "part.py").write_text("import slowness")
+    (folder / "later.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(TITLES, "slowness", "Slowness")
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "slowness"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.usefixtures("slow_library")
+def test_every_command_says_what_it_imports(
+    command: str, monkeypatch: pytest.MonkeyPatch, waits: list[tuple[str, int | None, int]]
+) -> None:
+    """Once for what is imported together, and with the words for people; what is there already is not told of."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        for name in ("slowness", "slowness.part", "slowness.later", "slowness"):
+            importlib.import_module(name)
+        return 0
+
+    monkeypatch.setattr(f"tmm_lab.cli.{command}.run", run)
+    assert main([command, *REQUIRED.get(command, [])]) == 0
+    assert waits == [("loading Slowness", None, 0)] * 2
+    before = list(sys.meta_path)
+    assert not [finder for finder in before if isinstance(finder, slow_imports._Finder)], "only in a command"
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_the_bar_of_a_run_tells_what_it_waits_for(width: int) -> None:
     file = io.StringIO()
@@ -134,17 +219,16 @@ def test_training_and_evaluation_say_what_they_wait_for(
     options = ["--framework", "torch", "--steps", "2", "--evaluations", "1", "--held-out-bytes", "500"]
     printed(capsys, "train", *TINY, *options, "--text", text, "--out", run)
     said = [what for what, _, _ in waits]
-    for what in ("loading PyTorch", "compiling the first step", "evaluating", "writing a sample", "saving"):
+    for what in ("reading words.txt", "compiling the first step", "evaluating", "writing a sample", "saving"):
         assert what in said
-    assert said.index("reading words.txt") < said.index("loading PyTorch"), "what needs no framework comes first"
     assert all(total in (None, done) for _, total, done in waits), "where the length is known, all of it is gone"
     waits.clear()
     printed(capsys, "eval", run, "--framework", "torch", "--text", text)
     said = [what for what, _, _ in waits]
-    assert said.index("reading words.txt") < said.index("loading PyTorch and the model") < said.index("evaluating")
+    assert said.index("reading words.txt") < said.index("loading the model") < said.index("evaluating")
     waits.clear()
     printed(capsys, "generate", run, "--framework", "torch", "--prompt", "a", "--tokens", "2")
-    assert [what for what, _, _ in waits] == ["loading PyTorch and the model", "computing the first token"]
+    assert [what for what, _, _ in waits] == ["loading the model", "computing the first token"]
     waits.clear()
     printed(capsys, "index", run)
     assert ("analysing filters", 2, 2) in waits

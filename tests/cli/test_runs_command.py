@@ -92,7 +92,7 @@ def test_the_newest_run_is_the_newest_that_serves(root: Path, capsys: pytest.Cap
     assert main(["generate", "--prompt", "a", "--tokens", "1"]) == 0
     said = capsys.readouterr().err
     assert "runs/finished" in said
-    assert said.count("note: skipped runs/") == 2
+    assert said.count("tmm: skipped runs/") == 2
     assert newest_run(unfinished=True)[0].folder.name == "stopped", "to be resumed, though another began later"
     newest.describe(finished=True)
     with pytest.raises(FileNotFoundError, match=r"every run in .* is finished"):

@@ -227,8 +227,8 @@ def test_time_is_told_beforehand(
     assert said() == said("--over-time") == ""
     monkeypatch.setattr("tmm_lab.cli.index._SLOW", 8 * 24**3)
     assert said() == ""
-    assert said("--over-time") == "note: 24 matrices on 24 tokens take a while\n"
-    assert said("--length", "25") == "note: 8 matrices on 25 tokens take a while\n"
+    assert said("--over-time") == "tmm: 24 matrices on 24 tokens take a while\n"
+    assert said("--length", "25") == "tmm: 8 matrices on 25 tokens take a while\n"
     monkeypatch.setattr("tmm_lab.cli.index._LENGTH", 16)
     assert said("--over-time", "--length", "24").endswith("; --length 16 is quicker\n")
 

@@ -140,7 +140,7 @@ def test_a_step_of_another_size_goes_on_after_the_last_sample(
     monkeypatch.setattr(TrainingSamples, "batch", batch)
     run.describe(options={**run.description["options"], "batch": 3})
     assert main(["train", "--resume", str(run.folder)]) == 0
-    assert "note: a step trains on 3 samples here, and did on 2:" in capsys.readouterr().out
+    assert "tmm: a step trains on 3 samples here, and did on 2:" in capsys.readouterr().err
     done = 2 * STEPS
     assert read == list(range(done, done + 3 * 3)), "two steps, and the batch that is read ahead"
     last = run.records()[-1]

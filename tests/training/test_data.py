@@ -107,7 +107,7 @@ def test_preparation_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
         def waiting(self, what: str, total: int | None) -> Iterator[progress.Advance]:
             assert total is not None, what
             waits.append((what, total, []))
-            yield lambda n=1, /: waits[-1][2].append(n)
+            yield waits[-1][2].append
 
     monkeypatch.setattr(progress, "_shower", Recorded())
     (tmp_path / "text.txt").write_bytes(written(0, 100_000))

@@ -186,7 +186,7 @@ def assert_shown_as_written(
     assert name == "eval" or "--over-time" in argv, f"{done}: {argv} shows {out}"
     if name == "eval":
         assert any(found < one for one in allowed), f"{done}: {out}"
-        assert "note: without n-grams" in err, f"{done}: {err}"
+        assert "tmm: without n-grams" in err, f"{done}: {err}"
     else:
         assert "parameters" in done, "a lost evaluation is not shown"
 

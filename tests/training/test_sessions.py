@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_locked_is_told(
     monkeypatch.setattr("fcntl.flock", flock)
     run = unfinished(in_torch, tmp_path / "far")
     assert main(["train", "--resume", str(run.folder)]) == 0
-    assert f"note: {run.folder} cannot be locked here" in capsys.readouterr().out
+    assert f"tmm: {run.folder} cannot be locked here" in capsys.readouterr().err
 
 
 def test_a_run_whose_description_cannot_be_written_is_as_it_was(in_torch: Path, tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_two_processes_go_on_after_the_samples_of_one(in_torch: Path, tmp_path: 
         env=ONE_THREAD,
     )
     assert done.returncode == 0, done.stderr
-    assert "note: a step trains on 8 samples here, and did on 4:" in done.stdout
+    assert "tmm: a step trains on 8 samples here, and did on 4:" in done.stderr
     expected = {step: (4 * step if step <= 8 else 4 * 8 + 8 * (step - 8)) * 16 for step in range(1, STEPS + 1)}
     assert recorded(run.folder, "tokens") == expected
     assert f"trained on   {expected[STEPS]:,} tokens" in done.stdout

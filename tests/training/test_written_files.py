@@ -85,7 +85,7 @@ def test_an_older_model_is_taken_aloud(
     options = {"generate": ["--prompt", "a", "--tokens", "1"], "eval": ["--text", str(text)], "index": ["--no-plot"]}
     assert main([command, str(run), *options[command]]) == 0
     said = capsys.readouterr()
-    assert f"note: skipped {run / NEWEST}: optimizer.safetensors is damaged: its checksum" in said.err
+    assert f"tmm: skipped {run / NEWEST}: optimizer.safetensors is damaged: its checksum" in said.err
     assert "step-00000008" in said.out + said.err
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import product
 
+from ..progress import Advance
 from .configurations import Configuration
 from .inputs import DTYPES
 from .measures import TOPICS, Measured, measure
@@ -21,19 +22,19 @@ OWN_PROCESS = "jax"
 
 
 def count(chosen: Sequence[Configuration]) -> int:
-    """Return how many times `compare` will say that a part is through."""
+    """Return how many parts `compare` has."""
     return 1 + len(chosen) * len(DTYPES) * len(TOPICS)
 
 
-def compare(chosen: Sequence[Configuration], done: Callable[[], None]) -> list[Result]:
+def compare(chosen: Sequence[Configuration], advance: Advance) -> list[Result]:
     """Compute everything in the configurations that are `chosen`, and hold it against the reference.
 
     Parameters
     ----------
     chosen : sequence of Configuration
         The first framework among them is the reference of what the definition does not tell.
-    done : callable
-        Called when a part is through, from any thread.
+    advance : callable
+        Called with 1 when a part is through, from any thread.
 
     Returns
     -------
@@ -51,14 +52,14 @@ def compare(chosen: Sequence[Configuration], done: Callable[[], None]) -> list[R
         for configuration, dtype, topic in everything:
             if configuration.library == OWN_PROCESS:
                 future = pools[dtype].submit(measure, configuration, dtype, topic)
-                future.add_done_callback(lambda _: done())
+                future.add_done_callback(lambda _: advance(1))
                 found[configuration, dtype, topic] = future
         reference = Reference()
-        done()
+        advance(1)
         for configuration, dtype, topic in everything:
             if configuration.library != OWN_PROCESS:
                 found[configuration, dtype, topic] = measure(configuration, dtype, topic)
-                done()
+                advance(1)
         return judge({key: _waited(found[key]) for key in everything}, reference)
 
 

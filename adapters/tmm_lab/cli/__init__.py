@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -15,7 +16,8 @@ from importlib.metadata import version
 
 from tmm_core.errors import MissingFileError
 
-from ..progress import shown
+from ..progress import note, shown
+from ..slow_imports import slow_imports_shown
 from ..training.environment import rank
 from .errors import report_error
 from .fields import CommandParser
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = build_parser().parse_args(argv)
         debug = arguments.debug
         _require_current_folder()
-        with _messages(), shown() if rank() == 0 else nullcontext():  # of torchrun's processes one speaks
+        with _told() if rank() == 0 else nullcontext():  # of torchrun's processes one speaks
             code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
@@ -83,29 +85,30 @@ def _as_it_can_be(error: UnicodeError) -> tuple[str | bytes, int]:
 
 
 @contextmanager
-def _messages() -> Iterator[None]:
-    """Write to stderr what `tmm_core` logs, such as that it compiles, which takes seconds."""
-    log = logging.getLogger("tmm_core")
-    handler = _StderrHandler()
-    handler.setFormatter(logging.Formatter("tmm: %(message)s"))
+def _told() -> Iterator[None]:
+    """Tell the user what the block waits for, what it warns of, and what `tmm_core` logs, such as that it compiles."""
+    log, handler, showwarning = logging.getLogger("tmm_core"), _Notes(), warnings.showwarning
     level, propagates = log.level, log.propagate
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     log.propagate = False  # libraries of JAX give the root logger a handler, which would write all of it again
+    warnings.showwarning = lambda message, *where, **more: note(f"warning: {message}")
     try:
-        yield
+        with shown(), slow_imports_shown():
+            yield
     finally:
+        warnings.showwarning = showwarning
         log.removeHandler(handler)
         log.setLevel(level)
         log.propagate = propagates
 
 
-class _StderrHandler(logging.Handler):
-    """Writes to what stderr is at the time: a bar in a terminal lets lines through above itself."""
+class _Notes(logging.Handler):
+    """Makes notes of messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line."""
-        print(self.format(record), file=sys.stderr, flush=True)
+        """Make one."""
+        note(self.format(record))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     with waiting("loading the libraries of backends", len(names)) as advance:
         for name in names:
             found.append(_told(name))
-            advance()
+            advance(1)
     if arguments.json:
         print(json.dumps(found, indent=2))
         return 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 
 from tmm_core.errors import InputError
 
+from ..progress import note
 from ..tables import filled, terminal_width
 
 __all__ = ["TOPICS", "add_parser"]
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     patterns = _patterns(arguments)
     machine, warning = describe(), busy()
     if warning is not None:
-        print(f"tmm: warning: {warning}", file=sys.stderr)
+        note(warning)
     results, reasons = run_benchmarks(patterns, environment)
     if arguments.json:
         conditions = {"machine": machine, "settings": environment, "warning": warning, "skipped": reasons}

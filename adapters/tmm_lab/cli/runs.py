@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
                 facts.append(_facts(found))
             except (TMMError, OSError) as error:
                 wrong.append(str(error))
-            advance()
+            advance(1)
     if arguments.json:
         print(json.dumps({"runs": facts, "damaged": wrong}, indent=2))
         return 0

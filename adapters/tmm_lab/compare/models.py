@@ -50,7 +50,7 @@ def equal_models(
     found = {arms[0].label: reference}
     with waiting(f"finding widths of equal {options.equal}", len(arms)) as advance:
         for arm in arms[1:]:
-            advance()
+            advance(1)
             config = _smallest(arm, options, vocab_size) if arm.solved else arm.config(options, vocab_size)
             if arm.solved and options.equal != "width":
                 cost = _cost(reference, options, device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tmm_core.errors import InputError, MissingFileError
 from tmm_core.fields import Bounds, Configuration, Count
 
-from ..progress import Advance
+from ..progress import Advance, nothing
 from .default_text import default_documents
 from .files import STANDARD_INPUT, read_documents, size_of, text_files
 from .rows import dataset_documents
@@ -56,7 +56,7 @@ class TextConfig(Configuration):
         """Return the bytes to read, or None where only reading tells."""
         return size_of(text_files(self.text))
 
-    def documents(self, advance: Advance = lambda n=1, /: None) -> Iterable[Document]:
+    def documents(self, advance: Advance = nothing) -> Iterable[Document]:
         """Return the documents, streamed where they may be many; `advance` is told how many bytes were read."""
         separator = self.separator and self.separator.replace(r"\n", "\n").replace(r"\t", "\t")
         return read_documents(
@@ -115,7 +115,7 @@ class DataConfig(TextConfig):
         """Return the bytes to read, or None where only reading tells."""
         return super().size() if self.text else None
 
-    def documents(self, advance: Advance = lambda n=1, /: None) -> Iterable[Document]:
+    def documents(self, advance: Advance = nothing) -> Iterable[Document]:
         """Return the documents, streamed where they may be many; `advance` is told how many bytes were read."""
         if self.dataset is not None:
             return dataset_documents(

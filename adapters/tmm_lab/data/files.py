@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tmm_adapters.files import open_to_read
 from tmm_core.errors import InputError, MissingFileError, NotAllowedError
 
-from ..progress import Advance
+from ..progress import Advance, nothing
 from .rows import Errors, json_rows, optional_library, parquet_rows, texts_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def read_documents(
     field: str = "text",
     separator: str | None = None,
     errors: Errors = "strict",
-    advance: Advance = lambda n=1, /: None,
+    advance: Advance = nothing,
 ) -> Iterator[Document]:
     """Yield the documents of files and folders.
 

@@ -20,7 +20,7 @@ import numpy as np
 from tmm_adapters.files import atomic_write, digest, parse_json
 from tmm_core.errors import InputError, InputTypeError
 
-from ..progress import Advance
+from ..progress import Advance, nothing
 
 __all__ = ["END_BYTE", "Document", "Part", "Text", "description_path", "open_text", "write_text"]
 
@@ -171,7 +171,7 @@ class Part:
                     start += len(data)
                     yield data
 
-    def pieces(self, size: int = _READ, *, advance: Advance = lambda n=1, /: None) -> Iterator[tuple[str, bool]]:
+    def pieces(self, size: int = _READ, *, advance: Advance = nothing) -> Iterator[tuple[str, bool]]:
         """Yield the text in pieces of about `size` bytes at most, and with each whether a document ends there.
 
         A document longer than `size` is cut before a space or the end of a line that stands between two words, where

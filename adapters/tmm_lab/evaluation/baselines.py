@@ -64,7 +64,7 @@ def baseline_costs(training: Part, held_out: Part) -> dict[str, float]:
     with waiting("measuring n-gram models", len(ORDERS)) as advance:
         for name, order in ORDERS.items():
             costs[name] = model.bits(held_out, order) / held_out.n_bytes
-            advance()
+            advance(1)
     return {**costs, "zlib": zlib_cost(held_out)}
 
 

@@ -106,7 +106,7 @@ def held_out_nats(
                 raise StoppedError
             rows = [windows[index] for index in range(start, min(start + batch, len(windows)))]
             nats += model.nats({name: np.stack([row[name] for row in rows]) for name in rows[0]})
-            advance()
+            advance(1)
     return nats
 
 

@@ -138,7 +138,7 @@ def analyse(filters: Sequence[Filter], n: int) -> list[FilterReport]:
                 reports.append(FilterReport(f, index_of(f), section, growth, lag, share))
             else:
                 reports.append(FilterReport(f, index_of(f), None, math.nan, None, math.nan))
-            advance()
+            advance(1)
     return reports
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskProgressColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..progress import shown_in
@@ -219,7 +219,7 @@ class _Field(ProgressColumn):
     max_refresh = 0.25
 
     def __init__(self, name: str) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))  # the bar is what makes room
         self._name = name
 
     def render(self, task: Task) -> Text:

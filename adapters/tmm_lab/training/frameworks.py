@@ -14,6 +14,7 @@ from tmm_adapters.extras import how_to_install
 from tmm_core.errors import InputError, NotFoundError
 
 from ..progress import waiting
+from ..slow_imports import TITLES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +32,6 @@ FRAMEWORKS: dict[Framework, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "torch": (("torch",), ("accelerate",)),
     "jax": (("jax", "optax"), ("orbax.checkpoint",)),
 }
-TITLES: dict[Framework, str] = {"torch": "PyTorch", "jax": "JAX"}
 
 
 class Trainer(Protocol):
@@ -185,9 +185,8 @@ def needed(name: Framework, training: bool) -> tuple[str, ...]:
 
 def load(name: Framework) -> TrainingFramework:
     """Import what trains with the framework called `name`."""
-    with waiting(f"loading {TITLES[name]}"):
-        _import_library(name)
-        return cast("TrainingFramework", import_module(f".{name}.runtime", __package__))
+    _import_library(name)
+    return cast("TrainingFramework", import_module(f".{name}.runtime", __package__))
 
 
 def open_model(name: Framework, folder: Path, *, device: str) -> Model:
@@ -198,9 +197,10 @@ def open_model(name: Framework, folder: Path, *, device: str) -> Model:
     FileNotFoundError, ValueError
         As `pretrained.load_params`, and if the device is not there.
     """
-    with waiting(f"loading {TITLES[name]} and the model"):
-        _import_library(name)
-        model: Model = import_module(f"tmm_lab.evaluation.{name}_model").open_model(folder, device=device)
+    _import_library(name)
+    module = import_module(f"tmm_lab.evaluation.{name}_model")
+    with waiting("loading the model"):
+        model: Model = module.open_model(folder, device=device)
     return model
 
 

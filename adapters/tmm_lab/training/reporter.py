@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tmm_adapters.tokenizers import Tokenizer
 from tmm_adapters.words import counted
 
+from ..progress import note
 from .data import Data
 from .display import Display
 from .job import Job
@@ -60,8 +61,8 @@ class Reporter:
         ]
         self._display.header(f"{job.architecture.title}, {run.description['preset']}", rows)
         if state.samples_per_step not in (0, samples_per_step):
-            self._display.note(
-                f"note: a step trains on {samples_per_step} samples here, and did on {state.samples_per_step}: each "
+            note(
+                f"a step trains on {samples_per_step} samples here, and did on {state.samples_per_step}: each "
                 "device takes a batch, and there is another number of them"
             )
 

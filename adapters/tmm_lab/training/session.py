@@ -18,7 +18,7 @@ from tmm_core import use_backend
 from tmm_core.errors import InputError, TMMError
 
 from ..data.config import DataConfig
-from ..progress import waiting
+from ..progress import note, waiting
 from .data import open_data
 from .display import Display, make_display
 from .environment import rank
@@ -127,7 +127,7 @@ def resume(run: Run, *, steps: int | None = None, display: Display | None = None
         locked = runtime.in_first_process(lambda: stack.enter_context(run.locked()))
         display = display or make_display(silent=not runtime.first)
         for reason in skipped:
-            display.note(f"skipped {reason}")
+            note(f"skipped {reason}")
         display.note(
             f"resuming from {checkpoint}" if checkpoint else "no intact checkpoint: beginning at the first step"
         )
@@ -212,7 +212,7 @@ def _train(
     state = LoopState() if checkpoint is None else LoopState.read(checkpoint)
     with Interruption(silent=not runtime.first) as interruption, _told_how_to_go_on(run):
         if not locked:
-            display.note(f"note: {run.folder} cannot be locked here: let no other process train this run meanwhile")
+            note(f"{run.folder} cannot be locked here: let no other process train this run meanwhile")
         trainer = runtime.trainer(job)
         reporter = Reporter(job, display)
         reporter.header(runtime, state, samples_per_step(job, runtime))
