@@ -7,6 +7,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tmm_adapters.words import counted
+
 __all__ = ["busy", "cores", "describe"]
 
 LIBRARIES = ("tmm-core", "numpy", "numba", "torch", "jax", "scipy")
@@ -23,7 +25,7 @@ def describe() -> dict[str, str]:
     """Return the processor, its vector extensions, the system, versions, and variables that change the allocator."""
     libraries = [f"{name} {_version(name)}" for name in LIBRARIES]
     found = {
-        "processor": f"{_processor()}, {cores()} cores for this process",
+        "processor": f"{_processor()}, {counted(cores(), 'core')} for this process",
         "vectors": _vectors(),
         "system": f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver()) or 'another C library'}",
         "versions": ", ".join([f"Python {platform.python_version()}", *libraries]),

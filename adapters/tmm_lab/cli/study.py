@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     parser.add_argument("study", choices=("efficiency",), help="the claim")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--quick", action="store_true", help="small models, in about twenty minutes on two cores")
-    size.add_argument("--full", action="store_true", help="larger models, for a night or for a GPU")
+    size.add_argument("--full", action="store_true", help="larger models, for a GPU; days on two cores")
     parser.add_argument("--equal", choices=("flops", "seconds"), help="what is equal of a step (default: flops)")
     parser.add_argument("--minutes", type=float, metavar="X", help="another duration")
     parser.add_argument(
