@@ -22,7 +22,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tmm_core.errors import ExistingFileError, InputError, MissingFileError, NotAllowedError, TMMError
+from tmm_core.errors import (
+    ExistingFileError,
+    InputError,
+    MissingFileError,
+    NotAFileError,
+    NotAllowedError,
+    TMMError,
+)
 
 __all__ = [
     "DESCRIPTION",
@@ -204,11 +211,15 @@ def open_to_read(path: Path) -> BufferedReader:
 
     Raises
     ------
+    IsADirectoryError
+        If it is a folder.
     PermissionError
         If the file is there and must not be read; libraries that open files themselves may call it missing.
     """
     try:
         return path.open("rb")
+    except IsADirectoryError as error:
+        raise NotAFileError(f"{path} is a folder, and a file is read there: name one") from error
     except PermissionError as error:
         raise NotAllowedError(f"{path} is there, but you may not read it: ask its owner to let you") from error
 

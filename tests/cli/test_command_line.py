@@ -175,6 +175,8 @@ def test_a_path_that_is_wrong_is_bad_input_and_not_a_failure(
         ["train", *TINY, "--text", tmp_path / "none.txt"],
         ["generate", tmp_path / "none", "--prompt", "a"],
         ["eval", model, "--text", tmp_path / "none"],
+        ["generate", model, "--prompts", tmp_path],
+        ["convert", REFERENCE / "flat.safetensors", tmp_path / "new", "--tokenizer", tmp_path],
     ):
         assert re.search(r"choose|check|name", refused(*command, code=2)), "the remedy"
 

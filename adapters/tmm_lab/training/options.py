@@ -23,7 +23,7 @@ class TrainingOptions(Configuration):
 
     steps: Annotated[int, Bounds(at_least=1, below=MANY_STEPS)] | None = None
     """Optimiser steps of the whole run; by default as many as fit into --minutes."""
-    minutes: Annotated[float, Bounds(above=0, below=1e7)] = 3.0
+    minutes: Annotated[float, Bounds(above=0, below=10_000_000)] = 3.0
     """Duration from loading the framework to the trained model, where --steps is not given; the steps that fit are
     planned anew as it goes, and the learning rate falls with them."""
     batch: Count = 4
