@@ -18,7 +18,9 @@ from tmm_core._arrays import properties as arrays
 from tmm_core._dispatch import choice
 from tmm_core.backend import Backend, LayerStream, tiles
 from tmm_core.testing import get_library
-from tmm_core.testing.streaming import Layer, check_stream_non_finite, check_stream_refusals, layers, split, stream
+from tmm_core.testing.layers import Layer, layers
+from tmm_core.testing.streaming import check_stream_non_finite, check_stream_refusals
+from tmm_core.testing.streams import split, stream
 
 NUMPY = get_library("numpy")
 N = 40

@@ -13,7 +13,8 @@ from .batches import BATCH_LAWS
 from .laws import LAWS, check_backend
 from .libraries import GPU_LIBRARIES, LIBRARIES, Library, get_library, installed_libraries
 from .products import check_gradients
-from .streaming import STREAMING_ERROR_CONSTANT, STREAMING_LAWS
+from .streaming import STREAMING_LAWS
+from .streams import STREAMING_ERROR_CONSTANT
 
 __all__ = [
     "BATCH_LAWS",

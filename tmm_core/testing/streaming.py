@@ -2,155 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .. import streaming
-from .._arrays.exchange import Array
-from ..streaming import StreamPlan, StreamState
+from ..streaming import StreamState
+from .layers import LEAF, Layer, layers
 from .libraries import Library
-from .oracles import (
-    EPS,
-    ERROR_CONSTANT,
-    Numbers,
-    check_close,
-    check_equal,
-    computed_dtype,
-    dense_product,
-    error_bound,
-    nan_outputs,
-    normal,
-)
+from .oracles import Numbers, check_close, check_equal, normal
+from .streams import split, step_of, stream, stream_error_bound
 
-__all__ = ["STREAMING_ERROR_CONSTANT", "STREAMING_LAWS"]
-
-STREAMING_ERROR_CONSTANT = 4.0
-"""The c of the error law of streams, `|error| <= c * eps * log2(n)^1.5 * ||w||_2 * ||x||_2`."""
-
-LEAF = 4
-"""Of most laws: lengths of some 20 tokens then meet tiles of three sizes."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A token-mixing layer, and signals of some tokens that go through it."""
-
-    w: Numbers
-    x: Numbers
-    bias: Numbers | None = None
-    softplus: bool = False
-    mean: bool = False
-    dtype: str = "float32"
-
-    @property
-    def n(self) -> int:
-        return int(self.x.shape[-2])
-
-    def arrays(self, library: Library) -> tuple[Array, Array, Array | None]:
-        """Return lags, signals and bias in a library."""
-        bias = None if self.bias is None else library.asarray(self.bias, self.dtype)
-        return library.asarray(self.w, self.dtype), library.asarray(self.x, self.dtype), bias
-
-    def plan(self, library: Library, backend: str, capacity: int | None = None, leaf: int | None = LEAF) -> StreamPlan:
-        w, _, bias = self.arrays(library)
-        return streaming.stream_plan(
-            w, capacity or self.n, bias=bias, softplus=self.softplus, mean=self.mean, backend=backend, leaf=leaf
-        )
-
-    def begin(self, plan: StreamPlan, library: Library) -> StreamState:
-        x = self.arrays(library)[1]
-        return streaming.stream_init(plan, tuple(x.shape[:-2]), x.shape[-1], dtype=x.dtype)
-
-    def expected(self) -> tuple[Numbers, Numbers]:
-        """Return the layer's outputs by definition, and a bound on the error of each."""
-        w = self.w.reshape(self.w.shape[0] if self.w.ndim > 1 else 1, -1, self.w.shape[-1])
-        lags = np.logaddexp(w, 0) if self.softplus else w
-        width = self.x.shape[-1] // len(lags)
-        computed = computed_dtype(self.dtype)
-        y = dense_product(lags, self.x)
-        bound = np.broadcast_to(stream_error_bound(lags, self.x, computed), y.shape)
-        if self.mean:
-            sums = np.cumsum(np.pad(lags[:, 0], ((0, 0), (0, self.n)))[:, : self.n], axis=1)
-            sums = np.repeat(sums, width, axis=0).T
-            # A running sum of positive lags errs by eps at each of n additions.
-            y, bound = y / sums, bound / np.abs(sums) + self.n * EPS[computed] * np.abs(y / sums)
-        if self.bias is not None:
-            bias = self.bias.reshape(len(lags), -1)[:, : self.n]
-            y = y + np.repeat(bias, width, axis=0).T
-            bound = bound + EPS[computed] * np.abs(y)
-        return y, bound + EPS[self.dtype] * np.abs(y)
-
-
-def stream_error_bound(w: Numbers, x: Numbers, dtype: str) -> Numbers:
-    """Return the bound of the error law of streams for each row and channel, `(..., 1, d)`."""
-    factor = STREAMING_ERROR_CONSTANT / ERROR_CONSTANT * math.sqrt(math.log2(max(x.shape[-2], 2)))
-    return factor * error_bound(w, x, dtype)
-
-
-def layers(dtype: str, n: int) -> dict[str, Layer]:
-    """Return a layer of every kind: heads, kernels, bands, depthwise, with what is put around products."""
-    rng = np.random.default_rng(20)
-
-    def draw(*shape: int) -> Numbers:
-        return normal(rng, *shape, dtype=dtype)
-
-    found = {
-        "one filter": Layer(draw(n), draw(n, 3), draw(n)),
-        "kernel": Layer(draw(2, 3, n), draw(2, n, 8), draw(2, n + 2)),
-        "banded kernel": Layer(draw(2, 2, 5), draw(2, 1, n, 4)),
-        "depthwise, three lags": Layer(draw(4, 3), draw(n, 4)),
-        "one lag": Layer(draw(1, 1), draw(n, 2), draw(1, n)),
-        "unused lags": Layer(draw(1, n + 9), draw(n, 2)),
-    }
-    if not dtype.startswith("complex"):
-        found["mean"] = Layer(draw(2, n), draw(3, n, 4), draw(2, n), softplus=True, mean=True)
-        found["banded mean"] = Layer(draw(2, 3), draw(n, 4), softplus=True, mean=True)
-    return {name: replace(layer, dtype=dtype) for name, layer in found.items()}
-
-
-@functools.cache
-def _step(library: Library) -> Callable[[StreamPlan, StreamState, Array], tuple[Array, StreamState]]:
-    """Return the step as the library runs it, compiled once for all laws."""
-
-    def step(plan: StreamPlan, state: StreamState, x: Array) -> tuple[Array, StreamState]:
-        return streaming.stream_step(plan, state, x)
-
-    return library.transform(step)
-
-
-def stream(
-    library: Library,
-    plan: StreamPlan,
-    state: StreamState,
-    x: Array,
-    chunks: Iterable[int],
-    padding: Array | None = None,
-) -> tuple[Numbers, StreamState]:
-    """Return the outputs for tokens that come in chunks of these lengths, 0 for a single step, and the state."""
-    parts, t = [], 0
-    for chunk in chunks:
-        if chunk == 0:
-            y, state = _step(library)(plan, state, x[..., t, :])
-            y = library.to_numpy(y)[..., None, :]
-        else:
-            y, state = streaming.stream_prefill(plan, state, x[..., t : t + chunk, :], padding=padding)
-            y, padding = library.to_numpy(y), None
-        parts.append(y)
-        t += max(chunk, 1)
-    return np.concatenate(parts, axis=-2), state
-
-
-def split(n: int, prompt: int) -> list[int]:
-    """Return the chunks of a prompt and then steps, `n` tokens in all."""
-    return [prompt] * (prompt > 0) + [0] * (n - prompt)
-
-
-# Laws ----------------------------------------------------------------------------------------------------------------
+__all__ = ["STREAMING_LAWS"]
 
 
 def check_streaming(library: Library, backend: str) -> None:
@@ -261,7 +127,7 @@ def check_independence_of_streams(library: Library, backend: str) -> None:
         token = x[:, t, :]
         turned = library.asarray(layer.x[order, t], "float32")
         for name, given in (("copy", token), ("other", other[:, t, :]), ("beams", turned), ("state", token)):
-            y, states[name] = _step(library)(plan, states[name], given)
+            y, states[name] = step_of(library)(plan, states[name], given)
             outputs[name].append(library.to_numpy(y))
     found = {name: np.stack(parts, axis=1) for name, parts in outputs.items()}
     check_equal(first, alone[:, :before], "outputs before a copy")
@@ -278,14 +144,13 @@ def check_stream_non_finite(library: Library, backend: str) -> None:
     rng = np.random.default_rng(22)
     for at_w, at_x in ((None, (0, 9, 1)), ((1, 1, 5), None), ((0, 0, 3), (1, n - 2, 5)), (None, (0, 2, 4))):
         w, x = normal(rng, 2, 2, 7, dtype="float32"), normal(rng, 2, n, 6, dtype="float32")
-        clean, bad_w, bad_x = Layer(w.copy(), x.copy()), np.zeros(w.shape), np.zeros(x.shape)
         if at_w is not None:
-            w[at_w], clean.w[at_w], bad_w[at_w] = -math.inf, 0, 1
+            w[at_w] = -math.inf
         if at_x is not None:
-            x[at_x], clean.x[at_x], bad_x[at_x] = math.inf, 0, 1
-        nans = nan_outputs(bad_w, bad_x)
-        expected, bound = clean.expected()
+            x[at_x] = math.inf
         layer = Layer(w, x)
+        expected, bound = layer.expected()
+        nans = np.isnan(expected)
         plan, array = layer.plan(library, backend), layer.arrays(library)[1]
         for chunks in (split(n, 0), split(n, 4), [*[0] * 13, 5, *[0] * 4]):
             y, _ = stream(library, plan, layer.begin(plan, library), array, chunks)

@@ -22,7 +22,7 @@ from tmm_core.testing.oracles import (
     dense_product,
     error_bound,
 )
-from tmm_core.testing.streaming import stream_error_bound
+from tmm_core.testing.streams import stream_error_bound
 
 from .inputs import CASES, ModelCase, Product
 from .measures import Key

@@ -16,7 +16,7 @@ import tmm_core
 from ..._arrays.exchange import Array
 from ..libraries import LIBRARIES, get_library
 from ..oracles import Numbers
-from ..streaming import stream
+from ..streams import stream
 
 __all__ = ["OPERATIONS", "Case"]
 
@@ -105,7 +105,7 @@ class Case:
         module = LIBRARIES[self.library].split(".")[0]
         lines += [f"import {module}"] if module != "numpy" else []
         lines += ["import tmm_core", "from numpy import inf, nan", "from tmm_core.testing import get_library"]
-        lines += ["from tmm_core.testing.streaming import stream"] if self.operation == "stream" else []
+        lines += ["from tmm_core.testing.streams import stream"] if self.operation == "stream" else []
         lines += ["", f"library = get_library({self.library!r})"]
         for name, values in self.arrays.items():
             numbers = f"np.reshape({values.ravel().tolist()}, {values.shape})"

@@ -21,7 +21,7 @@ from ..oracles import (
     error_factor,
     nan_outputs,
 )
-from ..streaming import STREAMING_ERROR_CONSTANT
+from ..streams import stream_factor
 from .cases import Case
 
 __all__ = ["Expected", "expected", "largest", "promoted"]
@@ -89,7 +89,8 @@ def _bounded_product(
     computed = computed or computed_dtype(promoted(*(case.dtypes[name] for name in case.dtypes if name in ("w", "x"))))
     (w, bad_w), (x, bad_x) = _clean(w), _clean(x)
     n = x.shape[-2]
-    w, bad_w = w[..., :n], bad_w[..., :n]
+    reach = case.options.get("capacity", n)  # a prompt's product reaches over all tokens to come
+    w, bad_w = w[..., :reach], bad_w[..., :reach]
     law = error_bound(w, x, computed, adjoint=adjoint)
     bound = np.broadcast_to(law + n * _smallest(computed), x.shape)
     for pair in _unread(case, w, x):
@@ -237,7 +238,7 @@ def _layer(case: Case) -> Expected:
     found = _bounded_product(case, lags, x, ids, computed=computed)
     y, bound = found.values, found.bound
     if case.operation == "stream":
-        bound = bound * STREAMING_ERROR_CONSTANT / 2 * math.sqrt(math.log2(max(case.options["capacity"], 2)))
+        bound = bound * stream_factor(case.options["capacity"])
     if case.options.get("softplus"):
         softened = 8 * EPS[own] * np.abs(np.where(np.isfinite(lags), lags, 0))
         bound = bound + dense_product(softened, np.abs(np.where(np.isfinite(x), x, 0)), ids=ids)
