@@ -6,6 +6,8 @@ of bad input, whose message says what to do, from a bug.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = [
     "ExistingFileError",
     "InputError",
@@ -16,6 +18,7 @@ __all__ = [
     "NotFoundError",
     "TMMError",
     "UnsupportedError",
+    "did_you_mean",
 ]
 
 
@@ -53,3 +56,18 @@ class NotAFileError(TMMError, IsADirectoryError):
 
 class NotAllowedError(TMMError, PermissionError):
     """A file or folder is there, and must not be read or written by this user."""
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """Return the end of an error about an unknown name: which of the known ones it resembles, if any.
+
+    >>> did_you_mean("Nubma", ["numpy", "numba"])
+    '; did you mean numba?'
+    >>> did_you_mean("abacus", ["numpy", "numba"])
+    ''
+    """
+    from difflib import get_close_matches  # not before there is an error
+
+    names = {str(one).lower(): str(one) for one in known}
+    similar = get_close_matches(str(name).lower(), names, n=1, cutoff=0.7)
+    return f"; did you mean {names[similar[0]]}?" if similar else ""

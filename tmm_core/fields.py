@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from .errors import InputError, InputTypeError, NotFoundError
+from .errors import InputError, InputTypeError, NotFoundError, did_you_mean
 
 __all__ = ["Bounds", "Configuration", "Count", "FieldType", "Size", "check_field", "field_types"]
 
@@ -103,7 +103,10 @@ class Configuration:
         1024
         """
         if name not in cls.presets:
-            raise NotFoundError(f"{cls.__name__} has no preset {name!r}: choose one of {', '.join(cls.presets)}")
+            raise NotFoundError(
+                f"{cls.__name__} has no preset {name!r}: choose one of {', '.join(cls.presets)}"
+                f"{did_you_mean(name, cls.presets)}"
+            )
         return cls.from_dict({**cls.presets[name], **changes})
 
     @classmethod
@@ -119,8 +122,8 @@ class Configuration:
         unknown = sorted(map(str, set(values) - set(known)))
         if unknown:
             raise InputError(
-                f"unknown fields {unknown} of {cls.__name__}: the known ones are {', '.join(known)}; "
-                "were they written by a newer version? update tmm-core"
+                f"unknown fields {unknown} of {cls.__name__}: the known ones are {', '.join(known)}"
+                f"{did_you_mean(unknown[0], known)}; were they written by a newer version? update tmm-core"
             )
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
@@ -181,7 +184,10 @@ def check_field(name: str, value: Any, field: FieldType) -> None:
         return
     if field.choices:
         if (type(value), value) not in [(type(choice), choice) for choice in field.choices]:
-            raise InputError(f"{name} must be one of {', '.join(map(str, field.choices))}, and is {value!r}")
+            raise InputError(
+                f"{name} must be one of {', '.join(map(str, field.choices))}, and is {value!r}"
+                f"{did_you_mean(value, field.choices)}"
+            )
         return
     types = (*field.types, *([int] if float in field.types else []))
     if type(value) not in types or (type(value) is tuple and not all(type(item) is str for item in value)):

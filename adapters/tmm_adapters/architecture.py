@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
-from tmm_core.errors import InputError, NotFoundError, UnsupportedError
+from tmm_core.errors import InputError, NotFoundError, UnsupportedError, did_you_mean
 
 from .extras import how_to_install
 
@@ -242,7 +242,10 @@ def get_architecture(name: str) -> Architecture[Any]:
     """
     entry = _registered().get(name)
     if entry is None:
-        raise NotFoundError(f"unknown architecture {name!r}: choose one of {', '.join(architectures())}")
+        known = architectures()
+        raise NotFoundError(
+            f"unknown architecture {name!r}: choose one of {', '.join(known)}{did_you_mean(name, known)}"
+        )
     try:
         found = entry.load()
     except ImportError as error:

@@ -205,6 +205,55 @@ def test_what_a_command_does_not_know_is_told_with_its_own_usage(
         assert said.endswith(f"tmm {command}: error: unrecognized arguments: {unknown}{hint}\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        (["trian"], "train"),
+        (["train", "--n_heads", "2"], "--n-heads"),
+        (["train", "--arch", "lama"], "llama"),
+        (["train", "--preset", "papr"], "paper"),
+        (["train", "--backend", "Nubma"], "numba"),
+        (["train", "--precision", "bfloat"], "bfloat16"),
+        (["train", "--framework", "tourch"], "torch"),
+        (["compare", "--arch", "tmm", "hiena"], "hyena"),
+        (["study", "eficiency", "--quick"], "efficiency"),
+        (["agree", "nump"], "numpy"),
+        (["bench", "prodct"], "product"),
+        (["train", "texts/"], "--text texts/"),
+        (["compare", "llama"], "--arch llama"),
+        (["generate", "The module"], "--prompt 'The module'"),
+        (["eval", __file__], f"--text {__file__}"),
+        (["eval", ".", "notes.txt", "--text", "a"], "--text notes.txt"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_nearly_right_is_told_what_may_be_meant(
+    command: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(command)
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--n-heads", "3", "--d-model", "8"], "--n-heads 3 does not divide --d-model 8: every head needs"),
+        (["--mean"], "--mean asks for --softplus: only positive"),
+        (["--arch", "mamba2", "--n-heads", "1"], "--n-groups 8 does not divide --n-heads 1"),
+        (["--arch", "hyena", "--n-features", "4"], "--n-features must be odd"),
+        (["--arch", "llama", "--d-model", "0"], "--d-model must be at least 1, and is 0"),
+    ],
+)
+def test_a_model_that_cannot_be_is_told_by_the_options(
+    options: list[str], said: str, refused: Callable[..., str]
+) -> None:
+    assert said in refused("train", *options, code=2)
+
+
 @pytest.mark.parametrize("module", ["argparse", "tmm_lab.cli", "tmm_lab.cli.train", "tmm_core.errors"])
 def test_ctrl_c_while_the_command_line_is_imported_is_130(module: str) -> None:
     """The program is interrupted as it imports a module, the first of its own among them."""

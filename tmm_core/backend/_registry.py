@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from ..errors import InputTypeError, NotFoundError
+from ..errors import InputTypeError, NotFoundError, did_you_mean
 from ._built_in import ArrayApiEngine, NumpyEngine
 from ._entries import BUILT_IN, entries, is_installed, remedy
 from ._protocols import Bridge, Engine, Request
@@ -194,7 +194,10 @@ def _described(name: str) -> Backend:
         return _BUILT_IN[name]
     entry = entries().get(name)
     if entry is None:
-        raise NotFoundError(f"unknown backend {name!r}: choose 'auto' or one of {', '.join(registered_backends())}")
+        known = registered_backends()
+        raise NotFoundError(
+            f"unknown backend {name!r}: choose 'auto' or one of {', '.join(known)}{did_you_mean(name, known)}"
+        )
     try:
         backend = entry.load()
     except Exception as error:  # whatever a broken module raises

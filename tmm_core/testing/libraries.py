@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .._arrays.exchange import Array
-from ..errors import InputError, NotFoundError
+from ..errors import InputError, NotFoundError, did_you_mean
 from .oracles import Numbers
 
 __all__ = ["GPU_LIBRARIES", "LIBRARIES", "Library", "get_library", "installed_libraries"]
@@ -79,7 +79,10 @@ def get_library(name: str) -> Library:
         If the name is unknown, or the library cannot be imported or finds no GPU; the message says which.
     """
     if name not in _CPU | _GPU:
-        raise NotFoundError(f"unknown array library {name!r}: choose one of {', '.join(_CPU | _GPU)}")
+        known = _CPU | _GPU
+        raise NotFoundError(
+            f"unknown array library {name!r}: choose one of {', '.join(known)}{did_you_mean(name, known)}"
+        )
     try:
         return _made(name)
     except (ImportError, NotFoundError) as error:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from tmm_adapters.extras import how_to_install
 from tmm_core import get_backend, registered_backends
-from tmm_core.errors import NotFoundError
+from tmm_core.errors import NotFoundError, did_you_mean
 from tmm_core.testing.libraries import get_library
 
 __all__ = ["FRAMEWORKS", "Configuration", "configurations"]
@@ -61,8 +61,10 @@ def configurations(names: Sequence[str] = ()) -> tuple[list[Configuration], dict
     reasons = {c: _missing(c) for c in every if not names or c.name in names}
     unknown = [name for name in names if name not in {c.name for c in every}]
     if unknown:
-        known = ", ".join(c.name for c in every)
-        raise NotFoundError(f"there is no configuration {unknown[0]!r}: choose from {known}")
+        known = [c.name for c in every]
+        raise NotFoundError(
+            f"there is no configuration {unknown[0]!r}: choose from {', '.join(known)}{did_you_mean(unknown[0], known)}"
+        )
     missing = {c.name: reason for c, reason in reasons.items() if reason is not None}
     for name, reason in missing.items() if names else ():
         raise NotFoundError(f"{name} cannot be compared here: {reason}")

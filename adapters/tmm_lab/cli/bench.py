@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from tmm_core.errors import InputError
+from tmm_core.errors import InputError, did_you_mean
 
 from ..progress import note
 from ..tables import filled, terminal_width
@@ -86,7 +86,9 @@ def _patterns(arguments: argparse.Namespace) -> Sequence[str]:
     """Return what selects the topics' benchmarks by name, a regular expression each."""
     for topic in arguments.topics:
         if topic not in TOPICS:
-            raise InputError(f"there is no topic {topic!r}: choose from {', '.join(TOPICS)}")
+            raise InputError(
+                f"there is no topic {topic!r}: choose from {', '.join(TOPICS)}{did_you_mean(topic, TOPICS)}"
+            )
     other = next((text for name, text in ALLOCATORS.items() if arguments.allocator not in (None, name)), None)
     condition = "" if other is None else f"(?!.*{re.escape(repr(other))})"
     topics = arguments.topics or TOPICS[:USUAL]

@@ -43,6 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     parser.add_argument(
         "--out", type=path, metavar="DIR", help="folder of the comparison (default: comparisons/equal-<what>)"
     )
+    parser.stray = "--arch"
     add_fields(parser.add_argument_group("comparison"), ComparisonOptions)
     add_fields(
         parser.add_argument_group("text and tokens"), DataConfig, defaults=DataConfig(held_out_bytes=HELD_OUT_BYTES)

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+import shlex
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from tmm_core.errors import InputError
 
 from ..data.config import TextConfig
 from ..progress import note, waiting
-from .fields import add_fields, given_fields
+from .fields import CommandParser, add_fields, given_fields
 from .model_options import add_model_options, check_backend, model_folder
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser"]
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "eval",
@@ -36,6 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "and under zlib. Each token is predicted once, from at least half a context before it.",
     )
     add_model_options(parser)
+    parser.stray = "--text"
     add_fields(parser.add_argument_group("text"), TextConfig)
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="windows in a batch (default: 8)")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
@@ -96,16 +98,18 @@ def run(arguments: argparse.Namespace) -> int:
 def _model_and_text(arguments: argparse.Namespace) -> tuple[Path | None, TextConfig]:
     """Return the folder that was given, if any, and the text: `--text FILE ... DIR` takes the folder for a text."""
     folder, source = arguments.dir, TextConfig(**given_fields(arguments, TextConfig))
-    if (
-        folder is None
-        and source.text
-        and any((Path(source.text[-1]) / name).is_file() for name in (DESCRIPTION, CONFIG))
-    ):
+    if folder is None and source.text and _is_model(Path(source.text[-1])):
         folder = Path(source.text[-1])
         source = dataclasses.replace(source, text=source.text[:-1])
     if not source.text:
-        raise InputError("there is no text to measure: name its files, tmm eval DIR --text FILE ...")
+        meant = "" if folder is None or _is_model(folder) else f"; did you mean --text {shlex.quote(str(folder))}?"
+        raise InputError(f"there is no text to measure: name its files, tmm eval DIR --text FILE ...{meant}")
     return folder, source
+
+
+def _is_model(folder: Path) -> bool:
+    """Return whether a folder is that of a run or of a model."""
+    return any((folder / name).is_file() for name in (DESCRIPTION, CONFIG))
 
 
 def _training_part(run: Run | None) -> Part | None:

@@ -7,18 +7,28 @@ import ast
 import dataclasses
 import inspect
 import os
+import re
 import shlex
 import textwrap
-from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tmm_core.errors import InputError
+from tmm_core.errors import InputError, InputTypeError, did_you_mean
 from tmm_core.fields import FieldType, check_field, field_types
 
-__all__ = ["CommandParser", "add_fields", "as_text", "given_fields", "option_of", "path", "path_as_given"]
+__all__ = [
+    "CommandParser",
+    "add_fields",
+    "as_text",
+    "fields_told_by_options",
+    "given_fields",
+    "option_of",
+    "path",
+    "path_as_given",
+]
 
 _METAVARS = {int: "N", float: "X", str: "NAME", tuple: "FILE"}
 _METAVARS_BY_NAME = {"prompt": "TEXT", "separator": "TEXT", "tokenizer": "FILE", "report_to": "NAMES"}
@@ -28,8 +38,11 @@ class CommandParser(argparse.ArgumentParser):
     """The parser of a command, some of whose options may depend on what others are given.
 
     Options are written out: what begins one today may begin two tomorrow. An unknown one is told with the usage of the
-    command, and with the option that may be meant.
+    command, and with what may be meant.
     """
+
+    stray: str | None = None
+    """The option that people forget before its value."""
 
     prepare: Callable[[Sequence[str]], None] | None = None
     """Called with the arguments before they are parsed, to add options."""
@@ -44,10 +57,22 @@ class CommandParser(argparse.ArgumentParser):
             self.prepare(args)
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            similar = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1, cutoff=0.7)
-            hint = f"; did you mean {similar[0]}?" if similar else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown[0])}")
         return found, unknown
+
+    def _meant(self, unknown: str) -> str:
+        """Return what may be meant by an argument that is not known."""
+        if not unknown.startswith("-") and self.stray is not None:
+            return f"; did you mean {self.stray} {shlex.quote(unknown)}?"
+        return did_you_mean(unknown.partition("=")[0], self._option_string_actions)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse what is none of the choices, and say which of them may be meant."""
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += did_you_mean(value, action.choices or ())
+            raise
 
 
 def add_fields(parser: argparse._ActionsContainer, cls: type, *, defaults: Any = None) -> None:
@@ -78,6 +103,33 @@ def given_fields(arguments: argparse.Namespace, cls: type) -> dict[str, Any]:
             given[name] = tuple(value) if isinstance(value, list) else value
             check_field(option_of(name), given[name], field)
     return given
+
+
+@contextmanager
+def fields_told_by_options(cls: type) -> Iterator[None]:
+    """Let errors of a configuration that is made in the block name options in place of fields."""
+    try:
+        yield
+    except (InputError, InputTypeError) as error:
+        raise type(error)(_told_by_options(str(error), cls)) from error
+
+
+def _told_by_options(text: str, cls: type) -> str:
+    """Return a text with options in place of the fields that have a value there, or an underscore.
+
+    >>> from tmm_core import TMMConfig
+    >>> _told_by_options("n_heads=3 does not divide d_model, and mean=True the mean", TMMConfig)
+    '--n-heads 3 does not divide --d-model, and --mean the mean'
+    """
+
+    def told(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        if value is None:
+            return option_of(name) if "_" in name else name
+        return {"True": option_of(name), "False": option_of(f"no_{name}")}.get(value, f"{option_of(name)} {value}")
+
+    names = "|".join(field.name for field in dataclasses.fields(cls))
+    return re.sub(rf"\b({names})\b(?:=([\w.+-]*\w))?", told, text)
 
 
 def option_of(field: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from contextlib import ExitStack
 from io import TextIOWrapper
@@ -17,7 +18,7 @@ from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError
 
 from ..progress import waiting
-from .fields import as_text, path
+from .fields import CommandParser, as_text, path
 from .model_options import add_model_options, check_backend, model_folder
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["add_parser"]
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     """Add the command to `tmm`."""
     parser = commands.add_parser(
         "generate",
@@ -34,7 +35,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Continue a prompt with a model: text goes to stdout as it is generated, speed to stderr.",
     )
     add_model_options(parser)
-    begin = parser.add_mutually_exclusive_group(required=True)
+    parser.stray = "--prompt"
+    begin = parser.add_mutually_exclusive_group()
     begin.add_argument("--prompt", metavar="TEXT", help="the text to continue")
     begin.add_argument(
         "--prompts",
@@ -153,6 +155,10 @@ def _metrics(writing: Writing, longest: float) -> str:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    if arguments.prompt is None and arguments.prompts is None:
+        folder: Path | None = arguments.dir
+        meant = "" if folder is None or folder.exists() else f"; did you mean --prompt {shlex.quote(str(folder))}?"
+        raise InputError(f"there is no text to continue: give --prompt TEXT or --prompts FILE{meant}")
     if arguments.prompt == "":
         raise InputError("--prompt is empty: give the model some text to begin with")
     if arguments.tokens < 1:

@@ -34,6 +34,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     )
     data = DataConfig(held_out_bytes=efficiency.HELD_OUT_BYTES)
     add_fields(parser.add_argument_group("text and tokens"), DataConfig, defaults=data)
+    parser.stray = "--text"
     parser.set_defaults(run=run)
 
 

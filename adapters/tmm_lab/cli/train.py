@@ -15,7 +15,7 @@ from tmm_core.errors import InputError
 from ..data.config import DataConfig
 from ..training.environment import launched
 from ..training.options import TrainingOptions
-from .fields import CommandParser, add_fields, as_text, given_fields, option_of, path
+from .fields import CommandParser, add_fields, as_text, fields_told_by_options, given_fields, option_of, path
 from .model_options import check_backend, model_folder, newest_run
 
 __all__ = ["add_parser"]
@@ -67,6 +67,7 @@ def add_parser(commands: argparse._SubParsersAction[CommandParser]) -> None:
     )
     add_fields(parser.add_argument_group("text and tokens"), DataConfig)
     add_fields(parser.add_argument_group("training"), TrainingOptions)
+    parser.stray = "--text"
     parser.prepare = functools.partial(_add_model_options, parser)
     parser.set_defaults(run=run)
 
@@ -129,7 +130,8 @@ def _new_model(arguments: argparse.Namespace, preset: str) -> dict[str, Any]:
     """Return the arguments of `session.begin` that tell of a model with initial parameters, and of its text."""
     architecture = get_architecture(getattr(arguments, "arch", _DEFAULT))
     fields = given_fields(arguments, architecture.config_class)
-    config: ModelConfig = architecture.config_class.preset(preset, **fields)
+    with fields_told_by_options(architecture.config_class):
+        config: ModelConfig = architecture.config_class.preset(preset, **fields)
     data = DataConfig(**given_fields(arguments, DataConfig))
     if data.tokenizer is None and data.vocab is None and "vocab_size" not in fields:
         # A preset with a larger vocabulary than bytes stands for a BPE of that size.

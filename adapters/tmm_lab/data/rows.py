@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal
 
 from tmm_adapters.extras import how_to_install
 from tmm_adapters.files import parse_json
-from tmm_core.errors import InputError, NotFoundError
+from tmm_core.errors import InputError, NotFoundError, did_you_mean
 
 __all__ = ["Errors", "dataset_documents", "json_rows", "optional_library", "parquet_rows", "texts_of"]
 
@@ -43,8 +43,9 @@ def texts_of(rows: Iterable[Any], field: str, source: str, errors: Errors = "str
                 )
             yield _NO_TEXT.sub("\ufffd", text) if wrong else text
         elif text is not None or field not in fields:
-            found = ", ".join(repr(name) for name, value in fields.items() if isinstance(value, str))
-            remedy = f"choose one of {found} (--text-field)" if found else "leave it out"
+            known = [name for name, value in fields.items() if isinstance(value, str)]
+            found = f"choose one of {', '.join(map(repr, known))} (--text-field){did_you_mean(field, known)}"
+            remedy = found if known else "leave it out"
             raise NotFoundError(f"row {number} of {source} has no text in a field {field!r}: {remedy}")
 
 

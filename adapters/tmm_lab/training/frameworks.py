@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from tmm_adapters.architecture import Framework, get_architecture
 from tmm_adapters.extras import how_to_install
-from tmm_core.errors import InputError, NotFoundError
+from tmm_core.errors import InputError, NotFoundError, did_you_mean
 
 from ..progress import waiting
 from ..slow_imports import TITLES
@@ -152,7 +152,9 @@ def choose(name: str, architecture: str, *, training: bool = False) -> Framework
     """
     able = get_architecture(architecture).frameworks
     if name != "auto" and name not in FRAMEWORKS:
-        raise InputError(f"--framework must be auto, {' or '.join(FRAMEWORKS)}, and is {name!r}")
+        raise InputError(
+            f"--framework must be auto, {' or '.join(FRAMEWORKS)}, and is {name!r}{did_you_mean(name, FRAMEWORKS)}"
+        )
     if name != "auto" and name not in able:
         others = " or ".join(f"--framework {known}" for known in able)
         raise InputError(f"--framework {name} does not compute the architecture {architecture!r}: choose {others}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tmm_adapters.architecture import config_to_dict
 from tmm_adapters.extras import how_to_install
-from tmm_core.errors import InputError, NotFoundError
+from tmm_core.errors import InputError, NotFoundError, did_you_mean
 
 if TYPE_CHECKING:
     from .job import Job
@@ -38,8 +38,11 @@ def check_trackers(report_to: str) -> None:
     usable = [str(name) for name in get_available_trackers()]
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
-            known = ", ".join(str(known) for known in LOGGER_TYPE_TO_CLASS)
-            raise InputError(f"--report-to {name} is not available, there is no such tracker: choose from {known}")
+            known = [str(known) for known in LOGGER_TYPE_TO_CLASS]
+            raise InputError(
+                f"--report-to {name} is not available, there is no such tracker: choose from {', '.join(known)}"
+                f"{did_you_mean(name, known)}"
+            )
         if name not in usable:
             instead = f", or choose from {', '.join(usable)}" if usable else ""
             raise InputError(
