@@ -143,6 +143,9 @@ def test_standard_input_is_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert DataConfig(text=("-",)).name == "standard input"
     with pytest.raises(ValueError, match="standard input is empty"):
         documents(Path("-"))
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(ValueError, match="standard input is closed"):
+        documents(Path("-"))
 
 
 @pytest.mark.parametrize("name", ["./-", ".", "{}/-", "{}"])

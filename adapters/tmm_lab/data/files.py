@@ -66,6 +66,8 @@ def text_files(paths: Sequence[str | os.PathLike[str]]) -> list[Path | None]:
         files += [None] if os.fspath(path) == STANDARD_INPUT else _files_of(Path(path))
     if not files:
         raise InputError("no text file given: name at least one")
+    if None in files and sys.stdin is None:
+        raise InputError("standard input is closed: lead a text into it (--text - < FILE)")
     seen: dict[object, str] = {}
     for file in files:
         key = None if file is None else (file.stat().st_dev, file.stat().st_ino)
