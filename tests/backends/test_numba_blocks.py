@@ -8,7 +8,7 @@ from support.requirements import import_or_skip
 import_or_skip("numba")
 
 import tmm_core
-from tmm_backends._numba import blocks
+from tmm_backends._numba import blocks, series
 from tmm_backends._numba.blocks import Blocks
 
 WAYS = ("channels", "blocks", "rows")
@@ -19,6 +19,7 @@ def cut(request, monkeypatch):
     """Let every signal be cut, into parts of few blocks or all at once; return the size of blocks."""
     lanes, size, part = request.param
     monkeypatch.setattr(blocks, "AT_ONCE", part)
+    monkeypatch.setattr(series, "MOST_REGISTERS", 0)
     monkeypatch.setattr(
         Blocks, "of", lambda shape, m, lags, *_, sums: Blocks(size, lags - 1, lanes if m == 1 else "channels")
     )
@@ -48,6 +49,16 @@ def test_what_is_not_finite_reaches_as_far_as_in_the_whole(adjoint, cut):
         expected = tmm_core.causal_toeplitz_matmul(w, bad, adjoint=adjoint, backend="numpy")
         assert 0 < np.isnan(expected).sum() <= 50
         np.testing.assert_allclose(product(w, bad, adjoint=adjoint), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_a_lag_that_is_not_finite_reaches_what_comes_after_it(adjoint, cut):
+    w, x = normal(0, 2, 50), normal(1, 3, 700, 2)
+    w[1, 17] = np.nan
+    expected = tmm_core.causal_toeplitz_matmul(w, x, adjoint=adjoint, backend="numpy")
+    assert np.isfinite(expected[..., 1]).any()
+    y = product(w, x, adjoint=adjoint)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("n", [50_000, 1_000_000, 4_000_000])

@@ -24,22 +24,26 @@ __all__ = ["backend"]
 #     (4, 256, 8, 16)                 572        2697        1293
 #     (8, 512, 8, 16)                1225       19476       11195
 #     (8, 1024, 1, 512)              5160      108636       83591
+#
+# NumPy arrays with one filter, on one core: (64, 1) 119 and 76, (96, 64) 172 and 130, (8, 64, 512) 483 and 511,
+# (8, 96, 64) 220 and 223, (2, 128, 64) 174 and 198, (8, 128, 128) 301 and 518. Some 120 are what any call takes here,
+# and 60 what it takes there.
 RANK = 20
-SHORT = 128
+SHORT_OF_NUMPY, SHORT_OF_JAX = 96, 128
 FEW_OF_NUMPY, FEW_OF_JAX = 1 << 18, 1 << 14
 """Signals so short, with so few entries, are left to direct sums in the arrays' own library."""
 
 
-def _rank_unless_small(request: Request, *, few: int) -> int | None:
+def _rank_unless_small(request: Request, *, short: int, few: int) -> int | None:
     shape = request.shape
-    return None if len(shape) > 1 and shape[-2] <= SHORT and math.prod(shape) < few else RANK
+    return None if len(shape) > 1 and shape[-2] <= short and math.prod(shape) < few else RANK
 
 
 def _rank_for_jax(request: Request) -> int | None:
     if not all(isinstance(size, int) for size in request.shape):
         return None  # symbols, of a program that is exported: it can take no function of this process along
     # Documents are many small operations of JAX's, which take seconds to compile.
-    return RANK if request.segments else _rank_unless_small(request, few=FEW_OF_JAX)
+    return RANK if request.segments else _rank_unless_small(request, short=SHORT_OF_JAX, few=FEW_OF_JAX)
 
 
 def _engine() -> Engine:
@@ -56,7 +60,7 @@ backend = Backend(
     serves="arrays on the CPU of every real floating dtype",
     load_engine=_engine,
     ranks={
-        "numpy": functools.partial(_rank_unless_small, few=FEW_OF_NUMPY),
+        "numpy": functools.partial(_rank_unless_small, short=SHORT_OF_NUMPY, few=FEW_OF_NUMPY),
         "torch": RANK,
         "jax": _rank_for_jax,
         "dask": RANK,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .plans import fast_length
 
-__all__ = ["Blocks", "sums_directly"]
+__all__ = ["DIRECT_LAGS", "Blocks", "sums_directly"]
 
 Array = NDArray[Any]
 

@@ -14,16 +14,34 @@ from . import channel_kernels, correlation_kernels
 from .memory import DTYPE_TAGS
 from .operands import Arithmetic, Groups, Signals, aligned_empty
 from .plans import plan
-from .product import threads_for, transform_buffers, window_buffer
+from .product import methods, threads_for, transform_buffers, window_buffer
+from .series import correlate_series, correlates_series
 from .threads import parallel_for
 
-__all__ = ["SignalCorrelation"]
+__all__ = ["correlate"]
 
 Array = NDArray[Any]
 
 CHUNKS, FEWEST, CHUNK = 16, 4, 64
 """A correlation has at least CHUNKS chunks, where there are as many jobs, each run of groups at least FEWEST of them,
 and a chunk has at most CHUNK jobs."""
+
+
+def correlate(c: Array, arithmetic: Arithmetic, x: Array, g: Array, signals: Signals, *, low: float) -> Array:
+    """Add the lags of the correlation of some signals, `(..., n, d)`, to `c`, `(h, m, k)` in float64.
+
+    Return, for each head, the sum over signals and channels of the product of the largest magnitudes in x and g. It is
+    NaN where one of them is not finite, too large, or below `low`: such signals were skipped, and `c` is not valid for
+    that head.
+    """
+    heads, kernel_size, lags = c.shape
+    if correlates_series(x, kernel_size, lags, arithmetic):
+        return correlate_series(c, arithmetic, x, g, signals, low=low)
+    peaks = np.zeros(heads)
+    for _, size, which in methods(signals.length, None):
+        call = _SignalCorrelation(arithmetic, x, g, signals[which], heads, kernel_size, lags, low)
+        peaks += call.add_to(c, size)
+    return peaks
 
 
 def _cuts(count: int, parts: int) -> list[tuple[int, int]]:
@@ -49,7 +67,7 @@ def _scaled_sums(rows: Array, owners: list[int], count: int) -> tuple[Array, lis
 
 
 @dataclass(frozen=True)
-class SignalCorrelation:
+class _SignalCorrelation:
     """The correlation of some signals `x` and `g`, `(..., n, d)`, of one length of transforms."""
 
     arithmetic: Arithmetic
@@ -59,6 +77,7 @@ class SignalCorrelation:
     heads: int
     kernel_size: int
     lags: int
+    low: float
 
     @property
     def dtype_tags(self) -> tuple[Any, Any]:
@@ -66,11 +85,7 @@ class SignalCorrelation:
         return DTYPE_TAGS[self.x.dtype.name], DTYPE_TAGS[self.g.dtype.name]
 
     def add_to(self, c: Array, length: int) -> Array:
-        """Add the lags to `c`, `(h, m, k)` in float64, by transforms of a length; return a sum of peaks for each head.
-
-        That is the sum over signals and channels of the product of the largest magnitudes in x and g. It is NaN where
-        one of them is not finite or out of range: such signals were skipped, and `c` is not valid for that head.
-        """
+        """Do as `correlate`, by transforms of a length."""
         partial, owners, peaks = self._over_groups(length) if self.kernel_size == 1 else self._across_channels(length)
         steps = plan(length, self.arithmetic.compute_dtype)
         spectra, exponents = _scaled_sums(partial, owners, self.heads * self.kernel_size)
@@ -133,7 +148,7 @@ class SignalCorrelation:
                 correlation_kernels.correlate(
                     self.dtype_tags, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, rows, groups.heads, chunks, first, last,
-                    steps.constants, steps.steps, arithmetic.lowest, arithmetic.highest, *memory, scratch, peaks, out,
+                    steps.constants, steps.steps, self.low, arithmetic.highest, *memory, scratch, peaks, out,
                 )  # fmt: skip
 
             return work
@@ -163,7 +178,7 @@ class SignalCorrelation:
                     self.dtype_tags, x.ctypes.data, x.strides[-2], x.strides[-1], g.ctypes.data, g.strides[-2],
                     g.strides[-1], signals, self.heads, channels, kernel_size, chunks, first, last,
                     x.strides[-1] == x.itemsize, g.strides[-1] == g.itemsize, steps.constants, steps.steps,
-                    arithmetic.lowest, arithmetic.highest, x_buffer, g_buffer, window, totals, scratch, peaks, out,
+                    self.low, arithmetic.highest, x_buffer, g_buffer, window, totals, scratch, peaks, out,
                 )  # fmt: skip
 
             return work

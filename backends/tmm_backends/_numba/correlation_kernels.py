@@ -26,12 +26,15 @@ def correlate(
 
     A chunk has groups of one filter, or one group of several filters; `out` gets a spectrum for each filter.
     `peaks[chunk]` gets, lane by lane, the sum of the products of the largest magnitudes; NaN where one is out of range,
-    and that signal is skipped. `scratch` has two registers.
+    or their sum begins below `low`, and the rest is skipped. `scratch` has two registers.
     """
     lanes, quarter = width(sums), sums.shape[0] // (8 * width(sums))
     for chunk in range(first, last):
         begin, end, first_group, last_group, row = chunks[chunk]
         sums[:] = 0
+        for other in range(chunk):  # what is not valid needs no more terms
+            if heads[chunks[other, 2], 0] == heads[first_group, 0] and np.isnan(peaks[other, 0]):
+                peaks[chunk] = np.nan
         for signal in range(begin, end):
             x_at, g_at, n = signals[signal]
             for group in range(first_group, last_group):
@@ -51,6 +54,8 @@ def correlate(
                     passes.correlate(sums, x_buffer, g_buffer, steps, constants)
                     for lane in range(lanes):
                         peaks[chunk, lane] += np.float64(scratch[lane]) * scratch[lanes + lane]
+                    if 0 < peaks[chunk].max() < low:  # as the others will most likely be
+                        peaks[chunk] = np.nan
                 else:
                     peaks[chunk] = np.nan
         reduce_lanes(sums, heads[first_group], groups[first_group, 3], out, row)

@@ -25,10 +25,11 @@ from tmm_core.backend import (
 )
 
 from .blocks import Blocks
-from .correlation import SignalCorrelation
+from .correlation import correlate
 from .operands import ARITHMETIC, Arithmetic, Filters, Signals, aligned_empty
-from .product import methods, multiply
-from .rescaling import RescaledCorrelation, multiply_rescaled
+from .product import multiply
+from .rescaling import NEVER, RescaledCorrelation, finite_lags, multiply_pieces_rescaled, multiply_rescaled
+from .series import Pieces, correlates_series, is_series, multiply_series
 from .streaming import NumbaStream
 from .target import CONVERTS_HALVES
 from .threads import thread_count
@@ -91,11 +92,13 @@ class NumbaEngine:
         if x.size == 0:
             return
         w = w[..., : x.shape[-2]]
-        blocks = _blocks(x, segment_ids, w.shape[1], w.shape[2], arithmetic, sums=w.shape[1] == 1)
+        series = is_series(x, w.shape[1], w.shape[2], arithmetic)
+        blocks = None if series else _blocks(x, segment_ids, w.shape[1], w.shape[2], arithmetic, sums=w.shape[1] == 1)
         if blocks is None:
             _multiply(y, w, Filters.of(w, arithmetic), x, _signals(x, segment_ids), adjoint)
             return
-        width = x.shape[-1] // len(w)
+        n, width = x.shape[-2], x.shape[-1] // len(w)
+        w, reached = finite_lags(w, w.dtype)  # counted from the begin of a block, lags would be others
         filters_of = functools.cache(lambda first, last: Filters.of(w[first:last], arithmetic))
 
         def product(channel: int | None, x: Array, y: Array) -> None:
@@ -103,6 +106,9 @@ class NumbaEngine:
             _multiply(y, w[slice(*heads)], filters_of(*heads), x, _signals(x, None), adjoint)
 
         blocks.multiply(product, x, y, adjoint)
+        for head in np.flatnonzero(reached < NEVER):
+            times = slice(n - reached[head]) if adjoint else slice(reached[head], None)
+            y[..., times, head * width : (head + 1) * width] = np.nan
 
     def correlate(
         self,
@@ -134,7 +140,8 @@ class NumbaEngine:
 
         def parts() -> Iterator[tuple[slice, Array, Array, Signals]]:
             """Yield heads, and signals whose correlations add up to theirs."""
-            blocks = _blocks(x, segment_ids, kernel_size, used, arithmetic, sums=False)
+            series = correlates_series(x, kernel_size, used, arithmetic)
+            blocks = None if series else _blocks(x, segment_ids, kernel_size, used, arithmetic, sums=False)
             if blocks is None:
                 yield slice(None), x, g, _signals(x, segment_ids)
                 return
@@ -143,9 +150,7 @@ class NumbaEngine:
                 yield head, x_part, g_part, _signals(x_part, None)
 
         for head, x_part, g_part, signals in parts():
-            for _, size, which in methods(signals.length, None):
-                call = SignalCorrelation(arithmetic, x_part, g_part, signals[which], len(c[head]), kernel_size, used)
-                peaks[head] += call.add_to(c[head], size)
+            peaks[head] += correlate(c[head, :, :used], arithmetic, x_part, g_part, signals, low=arithmetic.lowest)
         undone = (peaks != 0) & ~(peaks >= arithmetic.lowest)  # NaN, too
         if undone.any():
             log.debug(SCALED, undone.sum(), undone.size, "heads")
@@ -154,8 +159,9 @@ class NumbaEngine:
                 rescaled.add(*part)
             c[undone, :, :used] = rescaled.total()[undone]
             if not rescaled.finite:
+                bad_x, bad_g = (bad if bad.any() else None for bad in (~np.isfinite(x), ~np.isfinite(g)))
                 mask = nan_mask_of_lags(
-                    x, g, ~np.isfinite(x), ~np.isfinite(g), lags=lags, heads=heads, kernel_size=kernel_size,
+                    x, g, bad_x, bad_g, lags=lags, heads=heads, kernel_size=kernel_size,
                     segment_ids=segment_ids,
                 )  # fmt: skip
                 c[mask] = np.nan
@@ -176,12 +182,22 @@ def _in(arithmetic: Arithmetic, a: Array) -> Array:
 
 def _multiply(y: Array, w: Array, filters: Filters, x: Array, signals: Signals, adjoint: bool) -> None:
     """Write the product to `y`; `filters` are those of `w`."""
+    arithmetic = filters.arithmetic
+    if is_series(x, filters.kernel_size, filters.lags, arithmetic):
+        pieces = Pieces.of(signals, filters.lags, x.shape[-1], adjoint=adjoint)
+        undone = np.ones(len(pieces), bool)
+        if not filters.unsafe.any():
+            undone = multiply_series(y, filters, x, pieces, adjoint, low=arithmetic.lowest)
+        if undone.any():
+            log.debug(SCALED, undone.sum(), undone.size, "pieces")
+            multiply_pieces_rescaled(y, w, x, pieces[undone], arithmetic, adjoint)
+        return
     undone = np.ones(len(signals), bool)
     if not filters.unsafe.all():
         undone = multiply(y, filters, x, signals, adjoint) | filters.unsafe.any()
     if undone.any():
         log.debug(SCALED, undone.sum(), undone.size, "signals")
-        multiply_rescaled(y, w, x, signals[undone], filters.arithmetic, adjoint)
+        multiply_rescaled(y, w, x, signals[undone], arithmetic, adjoint)
 
 
 def _signals(x: Array, segment_ids: Array | None) -> Signals:

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from tmm_core.backend import error_factor, shift_channels
 
 from . import rescaling_kernels
-from .correlation import SignalCorrelation
+from .correlation import correlate
 from .memory import DTYPE_TAGS
 from .operands import Arithmetic, Filters, Signals
-from .product import methods, multiply, threads_for
+from .product import multiply, threads_for
+from .series import Pieces, is_series, multiply_series
 from .threads import parallel_for
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Scaled",
     "finite_lags",
     "halves_of",
+    "multiply_pieces_rescaled",
     "multiply_rescaled",
     "normalized_filters",
 ]
@@ -39,6 +41,8 @@ Ints = NDArray[np.int64]
 
 NOTHING = -(1 << 20)
 """The exponent of zero."""
+AT_ONCE = 1 << 20
+"""Entries of pieces that are scaled at once."""
 NEVER = 1 << 60
 """The first time that is reached by none."""
 
@@ -51,6 +55,11 @@ def over_signals(kernel: Callable[..., None], array: Array, signals: Ints, *argu
         kernel(tags, array, signals, first, last, *arguments)
 
     parallel_for(len(signals), lambda: work, threads=threads_for(array.size))
+
+
+def restore(y: Array, signals: Ints, halves: Array, noise: Array) -> None:
+    """Multiply by factors, in place."""
+    over_signals(rescaling_kernels.restore, y, signals, y.view(f"i{y.itemsize}"), halves, noise)
 
 
 def exponents_of(peaks: Array) -> Ints:
@@ -127,6 +136,26 @@ def multiply_rescaled(y: Array, w: Array, x: Array, signals: Signals, arithmetic
             results[some] = outputs
 
 
+def multiply_pieces_rescaled(
+    y: Array, w: Array, x: Array, pieces: Pieces, arithmetic: Arithmetic, adjoint: bool
+) -> None:
+    """Write to y, of any dtype, the products of some pieces of `x`, both `(..., n, d)`, each scaled for itself."""
+    x, y = (a.reshape(-1, *a.shape[-2:]) for a in (x, y))
+    longest = int(pieces.inputs.length.max())
+    at_once = max(1, AT_ONCE // (longest * x.shape[2]))
+    for some in (pieces[first : first + at_once] for first in range(0, len(pieces), at_once)):
+        inputs = np.zeros((len(some), longest, x.shape[2]), arithmetic.compute_dtype)
+        outputs, signals = np.empty_like(inputs), some.inputs
+        for i, (row, start, n) in enumerate(zip(signals.row, signals.start, signals.length, strict=True)):
+            inputs[i, :n] = x[row, start : start + n]
+        of_pieces = Signals(np.arange(len(some)), np.zeros(len(some), np.int64), signals.length)
+        multiply_rescaled(outputs, w, inputs, of_pieces, arithmetic, adjoint)
+        kept = zip(signals.row, signals.start, some.skipped, some.outputs, strict=True)
+        with np.errstate(over="ignore"):  # what a half cannot hold is infinite
+            for i, (row, start, skipped, n) in enumerate(kept):
+                y[row, start + skipped : start + skipped + n] = outputs[i, skipped : skipped + n]
+
+
 def _multiply(y: Array, w: Array, x: Scaled, signals: Signals, adjoint: bool) -> None:
     """Write the products to `y`, like `x.x`."""
     heads, kernel_size, lags = w.shape
@@ -136,13 +165,19 @@ def _multiply(y: Array, w: Array, x: Scaled, signals: Signals, adjoint: bool) ->
     together = kernel_size == 1 or (x.near(heads) and not np.any(Filters.of(w, x.arithmetic).faint))
     exponents = x.shared(heads) if together and kernel_size > 1 else x.exponents
     values, squares = x.divided(exponents)
-    results, scales, noises = [], [], []
+    results: list[Array] = []
+    scales, noises = [], []
     # Where rows of a kernel, or channels of a head, are too far apart, each row is a filter of its own.
     for rows in [slice(None)] if together else [slice(i, i + 1) for i in range(kernel_size)]:
         shift = functools.partial(shift_channels, by=0 if together else offsets[rows.start], heads=heads)
         filters, exponent = normalized_filters(w[:, rows])
-        result = y if together else np.empty_like(y)
-        multiply(result, Filters.of(filters, x.arithmetic), shift(values), signals, adjoint)
+        result = np.empty_like(y) if results else y
+        scaled = Filters.of(filters, x.arithmetic)
+        if is_series(x.x, kernel_size, lags, x.arithmetic):  # parts of a signal may be far fainter than all of it
+            pieces = Pieces.of(signals, lags, x.x.shape[2], adjoint=adjoint)
+            multiply_series(result, scaled, values, pieces, adjoint, low=0)
+        else:
+            multiply(result, scaled, shift(values), signals, adjoint)
         near = sum(shift_channels(squares, offset, heads) for offset in offsets[rows])
         norms = np.sqrt(near * np.repeat(np.sum(filters**2, axis=(1, 2)), width))
         results.append(result)
@@ -151,13 +186,14 @@ def _multiply(y: Array, w: Array, x: Scaled, signals: Signals, adjoint: bool) ->
     scale, noise = scales[0], noises[0]
     if not together:
         scale, noise = np.max(scales, axis=0), np.zeros_like(noise)
-        y[:] = 0
         for result, own, errors in zip(results, scales, noises, strict=True):
             halves = halves_of(own - scale, y.dtype)
-            over_signals(rescaling_kernels.restore, result, x.rows, halves, np.zeros_like(errors))
-            y += result
+            if np.any(own != scale):
+                restore(result, x.rows, halves, np.zeros_like(errors))
+            if result is not y:
+                y += result
             noise += errors * halves[0] * halves[1]
-    over_signals(rescaling_kernels.restore, y, x.rows, halves_of(scale, y.dtype), noise)
+    restore(y, x.rows, halves_of(scale, y.dtype), noise)
     if not x.finite or np.any(reached < NEVER):
         over_signals(
             rescaling_kernels.mark_nan, x.x, x.rows, heads, kernel_size, lags, adjoint,
@@ -202,11 +238,7 @@ class RescaledCorrelation:
             kept = pairs > most + math.frexp(self.arithmetic.lowest)[1]
             values_g, squares_g = scaled_g.divided(np.where(kept, most - sizes, NOTHING))
             sums = np.zeros((heads, 1, self.sums.shape[2]))
-            for _, size, which in methods(signals.length, None):
-                call = SignalCorrelation(
-                    self.arithmetic, shift(values_x), values_g, signals[which], heads, 1, sums.shape[2]
-                )
-                call.add_to(sums, size)
+            correlate(sums, self.arithmetic, shift(values_x), values_g, signals, low=0)
             norms = np.sqrt(shift(squares_x) * squares_g).reshape(len(signals), heads, -1).sum(axis=(0, 2))
             noise = error_factor(x.shape[1], x.dtype.name) * norms[:, None, None]
             self._sum((head, slice(i, i + 1)), sums, noise, largest[:, None, None])

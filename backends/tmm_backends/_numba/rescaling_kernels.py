@@ -60,11 +60,27 @@ def normalize(dtype_tags, x, signals, first, last, bits, bad, peaks, halves, out
 
 
 @exact_kernel
-def restore(dtype_tags, y, signals, first, last, halves, noise):
-    """Multiply by factors, in place; errors of up to `noise` let nothing overflow that else would not."""
-    largest = np.finfo(y.dtype).max
+def restore(dtype_tags, y, signals, first, last, bits, halves, noise):
+    """Multiply by factors, in place; errors of up to `noise` let nothing overflow that else would not.
+
+    Signals of results below the normal numbers are written as integers, their `bits`: see `normalize`.
+    """
+    largest, tiny = np.finfo(y.dtype).max, np.finfo(y.dtype).tiny
+    smallest, sign = tiny * np.finfo(y.dtype).eps, bits.dtype.type(np.iinfo(bits.dtype).min)
+    peaks, factors = np.empty(y.shape[2], y.dtype), np.empty(y.shape[2], y.dtype)
     for job in range(first, last):
         row, start, n = signals[job]
+        peaks[:] = 0
+        for t in range(start, start + n):
+            for c in range(y.shape[2]):
+                peaks[c] = max(peaks[c], abs(y[row, t, c]))
+        if halves[0, job].max() <= 1 and (peaks * halves[0, job] * halves[1, job]).max() < tiny:
+            factors[:] = halves[0, job] / smallest
+            for t in range(start, start + n):
+                for c in range(y.shape[2]):
+                    size = np.rint(abs(y[row, t, c]) * factors[c] * halves[1, job, c])
+                    bits[row, t, c] = bits[row, t, c] & sign | bits.dtype.type(size)
+            continue
         for t in range(start, start + n):
             for c in range(y.shape[2]):
                 value, near, far = y[row, t, c], halves[0, job, c], halves[1, job, c]
