@@ -44,7 +44,7 @@ def test_every_kind_is_drawn(monkeypatch):
     libraries = set(LIBRARIES) - {"torch-compiled"}
     for name in libraries:
         library_or_skip(name)
-    monkeypatch.setattr("tmm_core.testing.fuzz.draws._has_several_devices", lambda: True)
+    monkeypatch.setattr("tmm_core.testing.fuzz.ways._has_several_devices", lambda: True)
     drawn = {kind for i in range(4000) for kind in kinds(draw(0, i))}
     engines = {f"by {name}" for name in ("any engine", "array_api", "numpy", "numba", "torch", "jax")}
     assert drawn == {*KINDS, *OPERATIONS, *engines, *(f"arrays of {name}" for name in libraries)}

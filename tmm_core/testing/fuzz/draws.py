@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +19,8 @@ from ..libraries import get_library
 from ..oracles import Numbers, computed_dtype
 from .cases import OPERATIONS, Case
 from .definition import promoted
+from .values import drawn_values, make_solvable
+from .ways import SETTINGS, ways
 
 __all__ = ["draw"]
 
@@ -40,30 +40,6 @@ _LIBRARIES = {
 
 POOL = 24
 """Different structures of cases that XLA compiles: it does so anew for each shape, for a second or more."""
-
-_HELD = {
-    "numpy": (
-        "np.asfortranarray(a)",
-        "np.flip(np.flip(a).copy())",
-        "np.repeat(a, 2, axis=-1)[..., ::2]",
-        "np.frombuffer(b'x' + a.tobytes(), np.uint8)[1:].view(a.dtype).reshape(a.shape)",
-        "np.swapaxes(np.swapaxes(a, 0, -1).copy(), 0, -1)",
-    ),
-    "torch": (
-        "a.transpose(0, -1).contiguous().transpose(0, -1)",
-        "a.repeat_interleave(2, -1)[..., ::2]",
-        "torch.cat([a.new_zeros(1), a.reshape(-1)])[1:].reshape(a.shape)",
-        "torch.inference_mode()(a.clone)()",
-    ),
-    "jax": ("jax.device_put(a, jax.devices()[0])",),
-    "dask": ("a.rechunk(1)", "a.rechunk(-1)", "a[::-1][::-1]", "a.compute()"),
-}
-_SHARDED = "jax.device_put(a, jax.sharding.NamedSharding(jax.make_mesh((2,), ('i',)), jax.sharding.PartitionSpec('i')))"
-_SETTINGS = {
-    "numpy": ("np.errstate(all='raise')",),
-    "torch": ("torch.no_grad()", "torch.inference_mode()"),
-    "jax": ("jax.numpy_rank_promotion('raise')", "jax.numpy_dtype_promotion('strict')", "jax.debug_nans(True)"),
-}
 
 
 def draw(seed: int, number: int, libraries: Sequence[str] | None = None) -> Case:
@@ -111,11 +87,6 @@ def _backends() -> tuple[str, ...]:
     return tuple(n for n in names if {"cpu", "any"} & set(tmm_core.get_backend(n).engine.devices))
 
 
-def _has_several_devices() -> bool:
-    """Return whether arrays of JAX can be spread over a mesh."""
-    return len(import_module("jax").devices()) > 1
-
-
 @dataclass
 class _Draw:
     """One case in the making: `structure` draws what programs are compiled for, `rng` the rest."""
@@ -135,25 +106,14 @@ class _Draw:
         dtypes = self._dtypes(operation, names)
         packed = operation in _PACKED and self.structure.random() < 0.3
         options |= self._options(operation, dtypes, packed, shapes["x" if "x" in shapes else "y"])
-        arrays = {name: self._values(name, shapes[name], dtypes[name]) for name in names}
+        arrays = {name: drawn_values(self.rng, shapes[name], dtypes[name], finite=name == "bias") for name in names}
         if operation == "causal_toeplitz_solve":
-            self._solvable(arrays["w"], dtypes["w"])
+            make_solvable(arrays["w"], dtypes["w"])
         if options.get("softplus") or operation == "mix_tokens":
             arrays["w"] = np.clip(arrays["w"], -30, 30)
         if packed:
             arrays["segment_ids"], dtypes["segment_ids"] = self._ids(shapes["x"]), "int32"
-        ways = {name: self._ways(arrays[name], dtypes[name]) for name in arrays}
-        # Streams have no gradients, and their filters are of the tokens' library; gradients take no inference tensors.
-        # JAX computes on arrays of one set of devices.
-        left_out = _pick(self.structure, ("Parameter|NamedSharding", "inference|devices"))
-        left_out += "|Parameter|compute" if operation == "stream" else ""
-        made = {}
-        for name, all_ways in ways.items():
-            # One of several arrays may be NumPy's beside Dask's, the result's own may not.
-            own = "|compute" if name in ("x", "y") else ""
-            fitting = [way for way in all_ways if not re.search(left_out + own, way)]
-            if fitting and self.structure.random() < 0.35:
-                made[name] = _pick(self.structure, fitting)
+        made = self._made(operation, arrays, dtypes)
         setting = self._setting(arrays, set(dtypes.values()))
         constants: tuple[str, ...] = ()
         if self.library == "jax-jit" and operation != "stream" and self.rng.random() < 0.06:
@@ -283,48 +243,6 @@ class _Draw:
         request = Request(dtype, "cpu", packed, shape)
         return tmm_core.get_backend(str(self.backend)).engine.unsupported(request) is None
 
-    # Values --------------------------------------------------------------------------------------------------------
-
-    def _values(self, name: str, shape: tuple[int, ...], dtype: str) -> Numbers:
-        """Return finite or other numbers that the dtype represents."""
-        rng, kind = self.rng, self.rng.random()
-        small, large = _EXPONENTS[dtype]
-        values: Numbers
-        if kind < 0.4:
-            values = rng.standard_normal(shape)
-        elif kind < 0.6:
-            values = rng.standard_normal(shape) * 2.0 ** rng.uniform(small, large)
-        elif kind < 0.7:
-            values = rng.choice([-1, 1], shape) * 2.0 ** rng.uniform(small, large, shape)
-        elif kind < 0.8:
-            values = rng.standard_normal(shape) * (rng.random(shape) < 0.2)
-        elif kind < 0.85:
-            values = np.zeros(shape)
-        elif kind < 0.95:
-            values = rng.integers(-3, 4, shape).astype(float)
-        else:  # channels of different scales
-            values = rng.standard_normal(shape) * 2.0 ** rng.uniform(
-                small / 2, large / 2, (*shape[:-2], 1, *shape[-1:])
-            )
-            values = values.reshape(shape) if values.size == math.prod(shape) else rng.standard_normal(shape)
-        if dtype.startswith("complex"):
-            values = values + 1j * rng.permutation(values.ravel()).reshape(shape)
-        with np.errstate(over="ignore", under="ignore"):
-            values = _represented(values, dtype)
-        values = np.where(np.isfinite(values), values, 1)
-        if rng.random() < 0.08 and values.size and name != "bias":
-            values.ravel()[rng.integers(values.size)] = _pick(rng, (math.nan, math.inf, -math.inf))
-        return values
-
-    def _solvable(self, w: Numbers, dtype: str) -> None:
-        """Make filters whose inverse does not grow much, in place."""
-        rows = w.reshape(-1, w.shape[-1])
-        for row in rows:
-            total = float(np.sum(np.abs(row[1:]), where=np.isfinite(row[1:])))
-            row[0] = min(max(2.0 * total, 2.0 ** (_EXPONENTS[dtype][0] / 2), abs(row[0]) if np.isfinite(row[0]) else 0),
-                         2.0 ** _EXPONENTS[dtype][1])  # fmt: skip
-        w[...] = _represented(w, dtype)
-
     def _ids(self, x: tuple[int, ...]) -> Numbers:
         shape = x[:-1] if len(x) > 1 else x
         if self.structure.random() < 0.4:
@@ -332,46 +250,30 @@ class _Draw:
         changes = self.rng.random(shape) < self.rng.choice([0.05, 0.3, 1])
         return np.cumsum(changes, axis=-1) + int(self.rng.integers(-2, 3))
 
-    # How arrays are held -------------------------------------------------------------------------------------------
-
-    def _ways(self, values: Numbers, dtype: str) -> list[str]:
-        """Return expressions for an array with the same values."""
-        library = self.library.split("-")[0]
-        ways = list(_HELD.get(library, ()))
-        if library == "numpy" and dtype != "bfloat16":
-            ways.append("a.astype(a.dtype.newbyteorder())")
-        if library == "torch" and dtype in ("float32", "float64"):
-            ways += ["torch.complex(torch.zeros_like(a), -a).conj().imag"] * 2
-        if library == "torch" and dtype.startswith("complex"):
-            ways += ["a.conj().resolve_conj().conj()"] * 2
-        if library == "torch" and not dtype.startswith("int"):
-            ways += ["torch.nn.Parameter(a)"]
-            if not values.any() and values.size:
-                ways += ["torch._efficientzerotensor(a.shape, dtype=a.dtype)"] * 4
-        if library == "jax" and values.shape[0] % 2 == 0 and _has_several_devices():
-            ways += [_SHARDED] * 2
-        return ways
+    def _made(self, operation: str, arrays: dict[str, Numbers], dtypes: dict[str, str]) -> dict[str, str]:
+        """Return how some of the arrays are held."""
+        # Streams have no gradients, and their filters are of the tokens' library; gradients take no inference tensors.
+        # JAX computes on arrays of one set of devices.
+        left_out = _pick(self.structure, ("Parameter|NamedSharding", "inference|devices"))
+        left_out += "|Parameter|compute" if operation == "stream" else ""
+        made = {}
+        for name, values in arrays.items():
+            # One of several arrays may be NumPy's beside Dask's, the result's own may not.
+            own = "|compute" if name in ("x", "y") else ""
+            all_ways = ways(self.library.split("-")[0], values, dtypes[name])
+            fitting = [way for way in all_ways if not re.search(left_out + own, way)]
+            if fitting and self.structure.random() < 0.35:
+                made[name] = _pick(self.structure, fitting)
+        return made
 
     def _setting(self, arrays: dict[str, Numbers], dtypes: set[str]) -> str:
         library, finite = self.library.split("-")[0], all(np.isfinite(a).all() for a in arrays.values())
-        if library not in _SETTINGS or self.rng.random() > (0.05 if self.compiled else 0.15):
+        if library not in SETTINGS or self.rng.random() > (0.05 if self.compiled else 0.15):
             return ""
-        setting = _pick(self.rng, _SETTINGS[library])
+        setting = _pick(self.rng, SETTINGS[library])
         large = any(np.max(np.abs(a), initial=0) > 1e15 for a in arrays.values())
         strict = "debug_nans" in setting or "errstate" in setting
         return "" if strict and (large or not finite or "float16" in dtypes) else setting
 
 
 _PACKED = ("causal_toeplitz_matmul", "causal_toeplitz_correlate", "mix_tokens")
-
-_EXPONENTS = {"float16": (-24, 15), "bfloat16": (-133, 127), "float32": (-149, 127), "float64": (-1000, 1000)}
-_EXPONENTS |= {"complex64": _EXPONENTS["float32"], "complex128": _EXPONENTS["float64"]}
-"""The smallest and largest numbers that are drawn, as powers of two."""
-
-
-def _represented(values: Numbers, dtype: str) -> Numbers:
-    """Return the numbers of a dtype next to these, or for bfloat16 those that begin as these do."""
-    if dtype == "bfloat16":
-        bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
-        return bits.view(np.float32).astype(np.float64)
-    return values.astype(dtype).astype(np.complex128 if np.iscomplexobj(values) else np.float64)

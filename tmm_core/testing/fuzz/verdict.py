@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from ..oracles import EPS, Numbers
@@ -13,7 +15,8 @@ __all__ = ["verdict"]
 
 def verdict(case: Case) -> str | None:
     """Return what is wrong with a case's result, or None: first a word for the kind, then figures."""
-    with np.errstate(all="ignore"):  # results beyond the range are judged, not warned of
+    # Results beyond the range are judged, not warned of, and any layout is meant as it is.
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=UserWarning):
         try:
             found = case.run()
         except Exception as error:  # any is a failure, and the fuzz goes on
