@@ -164,6 +164,8 @@ def test_an_unknown_backend_names_the_choices() -> None:
         pass
     with pytest.raises(LookupError, match="nonesuch"):
         tmm_core.set_backend("nonesuch")
+    with pytest.raises(LookupError, match=r"'auto' chooses a backend and is none: tmm_core.current_backend\(x\)"):
+        tmm_core.get_backend("auto")
     nothing = np.zeros((0, 1))
     with pytest.raises(LookupError, match="nonesuch"):  # before it turns out that there is nothing to compute
         tmm_core.causal_toeplitz_solve(W, nothing[:, 0], backend="nonesuch")

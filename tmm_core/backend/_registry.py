@@ -148,6 +148,8 @@ def get_backend(name: str) -> Backend:
     """
     if not isinstance(name, str):
         raise InputTypeError(f"backend must be the name of one, a string, and is {name!r}")
+    if name == "auto":
+        raise NotFoundError("'auto' chooses a backend and is none: tmm_core.current_backend(x) says which one it takes")
     return _usable(name)
 
 
