@@ -162,7 +162,7 @@ def test_what_a_stream_cannot_take_is_refused(framework):
     other, _ = begin(model)
     mask = np.ones((2, 3), int)
     array = "expected an array, got|must be an array of JAX or NumPy, got|must be a tensor of integers, got"
-    integers = "input_ids must be (integers, not|an? (array|tensor) of integers, got)"
+    integers = "input_ids must be (integers, numbers of tokens, not|an? (array|tensor) of integers, got)"
     for error, words, call in (
         (ValueError, r"input_ids must be \(2, n\) with a token", lambda: model.prefill(plan, state, ids[:, :0])),
         (ValueError, r"input_ids must be \(2, n\)", lambda: model.prefill(plan, state, ids[:1])),
