@@ -213,8 +213,10 @@ def check_count(name: str, value: int, least: int) -> int:
             value = operator.index(value)
     if isinstance(value, bool) or not hasattr(value, "__index__") or hasattr(value, "shape"):
         raise InputTypeError(f"{name} must be an integer, not {value!r}")
-    if value < least or (isinstance(value, int) and value > sys.maxsize):
-        raise InputError(f"{name} must be at least {least}, and not more than memory has places for, not {value}")
+    if value < least:
+        raise InputError(f"{name} must be at least {least}, not {value}")
+    if isinstance(value, int) and value > sys.maxsize:
+        raise InputError(f"{name} must be at most {sys.maxsize}, not {value}: no memory has more places")
     return value  # symbolic integers of a compiler stay
 
 
