@@ -10,6 +10,7 @@ import pytest
 from support.training_runs import COMMON, STEPS, unfinished
 
 from tmm_adapters.files import WriteError
+from tmm_core.errors import InputError
 from tmm_lab.cli import main
 from tmm_lab.training import session
 from tmm_lab.training.interruption import Interruption
@@ -91,6 +92,22 @@ def test_where_no_folder_can_be_made_another_is_asked_for(tmp_path: Path, monkey
     Path("runs").write_text("a file")
     with pytest.raises(OSError, match=r"cannot write runs/default-.*: Not a directory; move away what is in its place"):
         Run.create(None, "default")
+
+
+def test_minutes_begin_before_the_text_is_read(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events: list[str] = []
+
+    def prepared(run: Run) -> None:
+        events.append("the text is read")
+        raise InputError("enough")
+
+    monkeypatch.setattr(session, "Clock", lambda: events.append("time runs"))
+    monkeypatch.setattr(session, "prepared", prepared)
+    assert main(["train", "--minutes", "1", "--text", str(text), "--out", str(tmp_path / "run")]) == 2
+    assert events == ["time runs", "the text is read"]
+    assert "enough" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_gone_is_no_full_disk(

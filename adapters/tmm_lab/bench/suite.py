@@ -12,12 +12,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tmm_core.errors import NotFoundError, UnsupportedError
+
+from ..progress import waiting
 
 __all__ = ["Result", "read_results", "run_benchmarks"]
 
@@ -102,14 +105,19 @@ def _configuration(results: Path) -> dict[str, Any]:
 def _asv(config: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Run asv, pass on what it says to stderr, and return the lines."""
     lines = []
-    with subprocess.Popen(
-        [sys.executable, "-m", "asv", "--config", str(config), *arguments],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    with (
+        ExitStack() as silent,
+        subprocess.Popen(
+            [sys.executable, "-m", "asv", "--config", str(config), *arguments],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        silent.enter_context(waiting("starting asv"))  # and no longer: a bar that moves would slow what is measured
         for line in process.stdout or ():
+            silent.close()
             print(line, end="", file=sys.stderr, flush=True)
             lines.append(line)
     return lines

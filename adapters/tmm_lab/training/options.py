@@ -24,8 +24,8 @@ class TrainingOptions(Configuration):
     steps: Annotated[int, Bounds(at_least=1, below=MANY_STEPS)] | None = None
     """Optimiser steps of the whole run; by default as many as fit into --minutes."""
     minutes: Annotated[float, Bounds(above=0, below=10_000_000)] = 3.0
-    """Duration from loading the framework to the trained model, where --steps is not given; the steps that fit are
-    planned anew as it goes, and the learning rate falls with them."""
+    """Duration from reading the text to the trained model, where --steps is not given; the steps that fit are planned
+    anew as it goes, and the learning rate falls with them."""
     batch: Count = 4
     """Sequences in a batch, on each device."""
     join_documents: bool = False

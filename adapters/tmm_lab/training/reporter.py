@@ -117,10 +117,13 @@ def compared(bits: float, baselines: Mapping[str, float]) -> str:
 
     >>> compared(2.5, {"bigram": 3.5, "trigram": 2.7, "4-gram": 2.3})
     '2.500 bits per byte, below trigram 2.700, above 4-gram 2.300'
+    >>> compared(2.6996, {"trigram": 2.7})
+    '2.700 bits per byte, as trigram'
     """
-    beaten = {name: cost for name, cost in baselines.items() if bits < cost}
-    ahead = {name: cost for name, cost in baselines.items() if bits >= cost}
-    parts = [f"{bits:.3f} bits per byte"]
+    bits, costs = round(bits, 3), {name: round(cost, 3) for name, cost in baselines.items()}  # as they are shown
+    beaten = {name: cost for name, cost in costs.items() if bits < cost}
+    ahead = {name: cost for name, cost in costs.items() if bits > cost}
+    parts = [f"{bits:.3f} bits per byte", *(f"as {name}" for name, cost in costs.items() if bits == cost)]
     if beaten:
         name = min(beaten, key=lambda key: beaten[key])
         parts.append(f"below {name} {beaten[name]:.3f}")

@@ -148,12 +148,11 @@ def with_defaults(options: TrainingOptions, config: ModelConfig, framework: Trai
 
 def _first_session(options: TrainingOptions, config: ModelConfig, own: Callable[[], tuple[Run, bool]]) -> int:
     """Prepare the run that `own` makes, or takes over, and train it."""
-    name = choose(options.framework, config.model_type, training=True)
+    name, clock = choose(options.framework, config.model_type, training=True), Clock()
     display, job, locked = make_display(silent=rank() > 0), None, True
     if rank() == 0:
         run, locked = own()
         job = prepared(run)
-    clock = Clock()
     framework = load(name)
     options = with_defaults(dataclasses.replace(options, framework=name), config, framework)
     with _settings(framework, options):
