@@ -55,6 +55,16 @@ def test_series_of_taylor(engine):
     assert_close(jet.jet(c, (x, v), ((v,), (x,)))[1], [c(v, v) + c(x, x)])
 
 
+def test_series_of_taylor_of_a_solution():
+    w, v, y = draw(1, 2), draw(1, 2, seed=1), draw(3, 1)
+
+    def slope(t):
+        return jax.jvp(lambda t: tmm_core.causal_toeplitz_solve(w + t * v, y), (t,), (1.0,))[1]
+
+    series = jet.jet(lambda w: tmm_core.causal_toeplitz_solve(w, y), (w,), ((v, 0 * v),))[1]
+    assert_close(series, [slope(0.0), jax.jvp(slope, (0.0,), (1.0,))[1]])
+
+
 TRANSFORMED = {
     "transpose": lambda f, w, x: jax.linear_transpose(lambda x: f(w, x), x)(x),
     "axis name": lambda f, w, x: jax.vmap(lambda x: jax.lax.psum(f(w, x), "i"), axis_name="i")(x[None]),

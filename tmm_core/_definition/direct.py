@@ -140,8 +140,8 @@ def normalised(w: Array, y: Array) -> tuple[Array, Array]:
         larger = power * 2.0**step
         power = xp.where(size[:, :1] >= larger, larger, power)
         step //= 2
-    lost = xp.any((size > 0) & (size / power < limits.smallest_normal), axis=-1, keepdims=True)
-    factor = 1 / xp.where(lost, xp.ones_like(power), power)
+    least = xp.min(xp.where(size > 0, size, xp.full_like(size, math.inf)), axis=-1, keepdims=True)
+    factor = 1 / xp.where(least / power < limits.smallest_normal, xp.ones_like(power), power)
     by_head = xp.reshape(y, (*y.shape[:-1], w.shape[0], y.shape[-1] // w.shape[0]))
     return w * factor, xp.reshape(by_head * factor, y.shape)
 
