@@ -119,6 +119,7 @@ def test_what_the_environment_says_to_jax_changes_no_run(
 ) -> None:
     env = {"JAX_DEFAULT_MATMUL_PRECISION": "bfloat16", "JAX_ENABLE_X64": "1", "JAX_DEFAULT_PRNG_IMPL": "rbg"}
     env |= {"JAX_DISABLE_JIT": "1", "JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}
+    env |= {"JAX_TRANSFER_GUARD": "disallow", "JAX_DEBUG_NANS": "1"}
     env |= {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "RANK": "1"}
     code = "import sys; from tmm_lab.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, *arguments("jax", tmp_path / "run")]
