@@ -1,6 +1,7 @@
 """The JAX model: the same function as the Torch model, with its gradients, its training, and what it refuses."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,22 @@ def test_other_parameters_are_refused():
     adamw = model.optimizer(HEADS, learning_rate=0.1)
     with pytest.raises(ValueError, match=r"unembed\.weight is missing"):
         model.train_step({}, None, {"input_ids": ids}, dataclasses.replace(HEADS, n_layers=0), adamw)
+
+
+@pytest.mark.parametrize("function", [model.apply, model.loss, lm.forward, lm.loss])
+def test_arguments_in_another_order_are_refused(function):
+    arguments = (model.init(HEADS), jnp.asarray(random_ids(HEADS)), HEADS)
+    for order in list(itertools.permutations(arguments))[1:]:
+        with pytest.raises(TypeError, match=r"^(params|config|input_ids) must be a.*, (got|and is) "):
+            function(*order)
+
+
+def test_arguments_of_a_step_in_another_order_are_refused():
+    adamw = model.optimizer(HEADS, learning_rate=0.1)
+    params, batch = model.init(HEADS), {"input_ids": random_ids(HEADS)}
+    for order in list(itertools.permutations((batch, HEADS, adamw)))[1:]:
+        with pytest.raises(TypeError, match=r"^(batch|config|optimizer) must be .*, got "):
+            model.train_step(params, adamw.init(params), *order)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
     Raises
     ------
     TypeError
-        If one is no floating array.
+        If one is no floating array, or the arguments are other things, such as in another order.
     ValueError
         If names or shapes differ, which the message lists, or the memory of one has been freed.
     """

@@ -56,6 +56,8 @@ def check_batch(
     batch: Mapping[str, Any], config: TMMConfig, mesh: Mesh | None = None, *, axes: Collection[int] = (2,)
 ) -> dict[str, Array]:
     """Return the arrays of a batch as JAX's integers, and refuse what the model would misread."""
+    if not isinstance(batch, Mapping):
+        raise InputTypeError(f"batch must be a mapping of names to arrays, got {type(batch).__name__}")
     given = {name: array for name, array in batch.items() if array is not None}
     if "input_ids" not in given or not given.keys() <= set(NAMES):
         raise InputError(f"a batch holds input_ids, and may hold {', '.join(NAMES[1:])}; got {', '.join(given)}")

@@ -218,6 +218,7 @@ def loss(
     """
     masks = {"attention_mask": attention_mask, "segment_ids": segment_ids}
     batch = {"input_ids": input_ids, "labels": labels, "targets": targets, **masks}
+    check_params(params, config)
     targets = targets_of(check_batch(batch, config, mesh))
     logits = apply(params, input_ids, config, **masks, precision=precision, mesh=mesh, backend=backend)
     return cross_entropy(logits, targets) / jnp.sum(targets != lm.IGNORED)

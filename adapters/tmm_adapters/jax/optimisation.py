@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, chosen_backend, lm
 from tmm_core.backend import leniently
+from tmm_core.errors import InputTypeError
 
 from .batches import check_batch, check_params, targets_of
 from .model import ComputeOptions, Params, Precision, apply, at_least_float32, cross_entropy
@@ -133,6 +134,8 @@ def train_step(
     """
     options = ComputeOptions(precision, mesh, chosen_backend(backend))
     check_params(params, config)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise InputTypeError(f"optimizer must be what `optimizer` returns, got {type(optimizer).__name__}")
     batch = check_batch(batch, config, mesh, axes=(2, 3))
     stepped: tuple[dict[str, Array], optax.OptState, Array] = _train_step(
         dict(params), opt_state, batch, rate, config=config, optimizer=optimizer, options=options
