@@ -266,7 +266,6 @@ def test_the_definition_compiles_whole():
     config = dataclasses.replace(HEADS, vocab_size=11)
     params = {name: torch.asarray(p) for name, p in lm.init_params(config, np.random.default_rng(0)).items()}
     ids = torch.arange(8)[None]
-    loss = functools.partial(lm.loss, params, ids, config)
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(labels=ids), loss(labels=ids))
-    assert loss(labels=torch.full_like(ids, lm.IGNORED)).isnan()
+    compiled = torch.compile(lm.loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(params, ids, config, labels=ids), lm.loss(params, ids, config, labels=ids))
+    assert lm.loss(params, ids, config, labels=torch.full_like(ids, lm.IGNORED)).isnan()

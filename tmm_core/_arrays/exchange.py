@@ -33,7 +33,6 @@ Array = Any
 
 # By the class of an array: small products take no longer than to look these up again and again.
 _namespaces: dict[type, ModuleType] = {}
-_tracers: dict[type, bool] = {}
 
 
 def library_of(array: Array) -> str:
@@ -129,10 +128,12 @@ def device_kind(array: Array) -> str:
 
 def is_traced(array: Array) -> bool:
     """Return whether `array` stands for values that only a compiled program will have."""
-    kind = type(array)
-    if kind not in _tracers:
-        _tracers[kind] = any(base.__name__ == "Tracer" for base in kind.__mro__)
-    return _tracers[kind]
+    return _is_tracer(type(array))  # type: ignore[arg-type]  # classes can be hashed: mypy#11470
+
+
+@functools.cache
+def _is_tracer(kind: type) -> bool:
+    return any(base.__name__ == "Tracer" for base in kind.__mro__)
 
 
 def cuda_stream_of(array: Array) -> int | None:
