@@ -22,8 +22,8 @@ module and nothing else of `tmm_core`. What it holds:
 - descriptions, in `_registry.py`: `Backend`, `Rank`, `Request`; `get_backend` finds one by its name;
 - engines on arrays of any library, in `_run.py`: `run_matmul` and `run_correlate`, for bridges;
 - arrays: `share` and `share_like` hand buffers over, `plain_memory` makes them readable by address, `library_of`,
-  `namespace_of`, `device_kind`, `dtype_name`, `result_dtype`, `computed_in` and `values_known` ask about
-  them; `leniently` computes in spite of JAX's strict modes;
+  `namespace_of`, `device_kind`, `dtype_name`, `result_dtype`, `computed_in` and `surely_all` ask about
+  them; `leniently` computes in spite of JAX's strict modes, and of explicit axes of its meshes;
 - the definition, to which an engine may hand what it does not compute: `definition_matmul`, `definition_correlate`,
   `LayerStream`, and its parts: documents (`by_segments`, …), non-finite entries (`split_finite`, `nan_mask_of_outputs`,
   …), pieces (`cut_into_pieces`), lengths of transforms (`fast_length`) and the error law (`error_factor`).
@@ -48,7 +48,7 @@ from .._arrays.properties import (
     result_dtype,
     result_dtype_name,
     shift_channels,
-    values_known,
+    surely_all,
 )
 from .._arrays.strictness import leniently
 from .._definition import tiles
@@ -148,6 +148,6 @@ __all__ = [
     "share_like",
     "shift_channels",
     "split_finite",
+    "surely_all",
     "tiles",
-    "values_known",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tmm_core.backend import Piece, dtype_name, error_factor, values_known
+from tmm_core.backend import Piece, dtype_name, error_factor, surely_all
 
 from .pieces import take
 from .transforms import kernel_row
@@ -51,12 +51,10 @@ class Scales:
 
     @staticmethod
     def _of(first: Tensor, second: Tensor, dtype: torch.dtype) -> Scales:
-        finite = safe = False
-        if values_known(first):
-            low, high = SAFE[first.dtype]
-            peaks = torch.cat([first.flatten(), second.flatten()])
-            least, most = (peak.item() for peak in torch.aminmax(peaks.masked_fill_(peaks == 0, 1)))
-            finite, safe = most < math.inf, 2.0**low < least and most < 2.0**high
+        low, high = SAFE[first.dtype]
+        peaks = torch.cat([first.flatten(), second.flatten()])
+        safe = surely_all((peaks == 0) | (peaks > 2.0**low) & (peaks < 2.0**high))
+        finite = safe or surely_all(peaks < math.inf)
         if not safe:
             first, second = (torch.where(peak > 0, torch.frexp(peak).exponent, ZERO) for peak in (first, second))
         return Scales(finite, safe, dtype, first, second)
@@ -142,7 +140,7 @@ def rescaled(unit: Tensor, exponents: Tensor, noise: Tensor) -> Tensor:
     """
     result = ldexp(unit, exponents)
     finite = result.isfinite()
-    if values_known(result) and bool(finite.all()):
+    if surely_all(finite):
         return result
     size = unit.abs()
     clipped = torch.where(size > noise, 1 - noise / size, 0)
