@@ -14,6 +14,7 @@ from .exchange import Array, dtype_name, is_traced, namespace_of, share_like
 
 __all__ = [
     "as_integers",
+    "compiling",
     "computed_in",
     "conj",
     "device_of",
@@ -104,9 +105,9 @@ def values_known(*arrays: Array | None) -> bool:
 
 def values_within_reach(*arrays: Array | None) -> bool:
     """Return whether the arrays have values that rare bookkeeping may look at, though it waits for a device then."""
-    torch = _imported_torch()
-    if torch is not None and torch.compiler.is_compiling():
+    if compiling():
         return False
+    torch = _imported_torch()
     for array in arrays:
         if array is None or type(array) in _valued:
             continue
@@ -132,13 +133,20 @@ def surely_all(mask: Array) -> bool:
     return values_known(mask) and values_known(found := namespace_of(mask).all(mask)) and bool(found)
 
 
-def _imported_torch() -> Any:
-    """Return PyTorch where somebody has imported it, else None."""
-    return sys.modules.get("torch")
+def compiling() -> bool:
+    """Return whether PyTorch's compiler looks on."""
+    torch = _imported_torch()
+    # Not every version tells all that runs while it compiles.
+    return torch is not None and (torch.compiler.is_compiling() or torch._guards.TracingContext.try_get() is not None)
 
 
 # As torch.compiler.assume_constant_result does: the compiler would look at every module that there is.
-_imported_torch._dynamo_marked_constant = True  # type: ignore[attr-defined]
+compiling._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _imported_torch() -> Any:
+    """Return PyTorch where somebody has imported it, else None."""
+    return sys.modules.get("torch")
 
 
 def _is_queued(array: Array) -> bool:

@@ -1,12 +1,17 @@
-"""JAX's strict modes, which are for its users' own code: what is computed here is the same with and without them."""
+"""What JAX asks of its users' own code: strict modes, and axes of a mesh of which every operation must say more.
+
+What is computed here is the same with and without them.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+from .properties import compiling
 
 __all__ = ["leniently"]
 
@@ -15,30 +20,38 @@ R = TypeVar("R")
 
 
 def leniently(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function promote ranks and dtypes, and move constants to a device, whatever its caller forbids.
+    """Let a function promote ranks and dtypes, move constants to a device and leave to JAX what is cut over several.
 
     The modes are `jax_numpy_rank_promotion`, `jax_numpy_dtype_promotion` and `jax_transfer_guard`. Rules, such as those
     of derivatives, JAX calls later than the function that asks for them: they need this, too.
+
+    The axes are explicit ones, as those of `jax.make_mesh` are: how an array is cut is part of its type, and many
+    operations are refused that do not say how their result is. Here they are computed on automatic axes, and the
+    results given back on the explicit ones, cut as the argument that is most like them.
     """
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _strict():
+        if compiling():  # by PyTorch, whose compiler need not look at JAX
             return function(*args, **kwargs)
-        jax = sys.modules["jax"]
+        jax: Any = sys.modules.get("jax")
+        if not hasattr(jax, "sharding"):  # as long as it is being imported
+            return function(*args, **kwargs)
+        mesh = _explicit_mesh(jax, (*args, *kwargs.values()))
+        if mesh is None and not _strict(jax.config):
+            return function(*args, **kwargs)
         with ExitStack() as modes:
             modes.enter_context(jax.numpy_rank_promotion("allow"))
             modes.enter_context(jax.numpy_dtype_promotion("standard"))
             modes.enter_context(jax.transfer_guard("allow"))
-            return function(*args, **kwargs)
+            return function(*args, **kwargs) if mesh is None else _automatically(jax, mesh, function, args, kwargs)
 
     return called
 
 
-def _strict() -> bool:
-    """Return whether JAX has been imported and a mode is on: to enter them takes ten times as long as to look."""
-    config = getattr(sys.modules.get("jax"), "config", None)  # none while JAX is being imported
-    return config is not None and bool(
+def _strict(config: Any) -> bool:
+    """Return whether a mode is on: to enter them takes ten times as long as to look."""
+    return bool(
         config.jax_numpy_rank_promotion != "allow"
         or config.jax_numpy_dtype_promotion != "standard"
         or config.jax_transfer_guard_host_to_device
@@ -48,4 +61,81 @@ def _strict() -> bool:
     )
 
 
-_strict._dynamo_marked_constant = True  # type: ignore[attr-defined]  # PyTorch's compiler need not look at JAX's modules
+# Explicit axes -------------------------------------------------------------------------------------------------------
+
+_kinds: dict[type, str] = dict.fromkeys((type(None), bool, int, float, str), "other")
+"""What instances of a class are: arrays or traced ones of JAX, containers of such, or other; looked at once."""
+
+
+def _kind_of(jax: Any, cls: type) -> str:
+    kinds = {"traced": jax.core.Tracer, "array": jax.Array, "container": (dict, list, tuple)}
+    _kinds[cls] = next((kind for kind, base in kinds.items() if issubclass(cls, base)), "other")
+    return _kinds[cls]
+
+
+def _explicit_mesh(jax: Any, arguments: Iterable[Any]) -> Any:
+    """Return the mesh with explicit axes that an array among arguments lies on, or that the caller computes in."""
+    for argument in arguments:
+        kind = _kinds.get(type(argument)) or _kind_of(jax, type(argument))
+        if kind == "other":
+            continue
+        if kind == "array":
+            mesh = getattr(argument.sharding, "mesh", None)
+        elif kind == "traced":
+            mesh = jax.typeof(argument).sharding.mesh
+        else:
+            mesh = _explicit_mesh(jax, argument.values() if isinstance(argument, dict) else argument)
+        if mesh is not None and jax.sharding.AxisType.Explicit in mesh.axis_types:
+            return mesh
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.axis_types and jax.sharding.AxisType.Explicit in mesh.axis_types else None
+
+
+def _automatically(jax: Any, mesh: Any, function: Callable[..., R], args: Any, kwargs: Any) -> R:
+    """Return what a function returns of arguments whose arrays JAX may divide as it sees fit."""
+    Auto, Explicit, P = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit, jax.sharding.PartitionSpec
+    automatic = _retyped(jax, mesh, [Auto if kind == Explicit else kind for kind in mesh.axis_types])
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_no_container)
+    cut: list[tuple[tuple[int, ...], Any]] = []
+    with jax.sharding.use_abstract_mesh(getattr(automatic, "abstract_mesh", automatic)):
+        for i, leaf in enumerate(leaves):
+            sharding = jax.typeof(leaf).sharding if isinstance(leaf, jax.Array) else None
+            if sharding is not None and Explicit in sharding.mesh.axis_types:
+                cut.append((leaf.shape, sharding.spec))
+            elif sharding is None or isinstance(leaf, jax.core.Tracer) or not sharding.mesh.empty:
+                continue
+            # Says no more of its axes, and moves nothing but arrays of one device.
+            leaves[i] = jax.sharding.reshard(leaf, jax.sharding.NamedSharding(automatic, P()))
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+        result = function(*args, **kwargs)
+
+    def given_back(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):  # a stream, for example, which keeps its arrays to itself
+            return leaf
+        sharding = jax.sharding.NamedSharding(mesh, P(*_cut_like(leaf.shape, cut)))
+        if isinstance(leaf, jax.core.Tracer) or not isinstance(mesh, jax.sharding.Mesh):
+            return jax.sharding.reshard(leaf, sharding)
+        return jax.device_put(leaf, sharding)  # from a program, JAX could not read empty arrays that are cut
+
+    returned: R = jax.tree.map(given_back, result, is_leaf=_is_no_container)
+    return returned
+
+
+def _retyped(jax: Any, mesh: Any, kinds: Sequence[Any]) -> Any:
+    """Return a mesh, of devices or abstract, with axes of other kinds."""
+    if isinstance(mesh, jax.sharding.Mesh):
+        return jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=tuple(kinds))
+    return mesh.update(axis_types=tuple(kinds))
+
+
+def _is_no_container(part: Any) -> bool:
+    return not isinstance(part, dict | list | tuple)
+
+
+def _cut_like(shape: tuple[int, ...], cut: list[tuple[tuple[int, ...], Any]]) -> tuple[Any, ...]:
+    """Return how a result is cut: as the first argument of its shape, else as that with most cuts at the same sizes."""
+    shared = [
+        tuple(part if a == b else None for a, b, part in zip(shape, theirs, spec, strict=False)) for theirs, spec in cut
+    ]
+    same = [spec for (theirs, _), spec in zip(cut, shared, strict=True) if theirs == shape]
+    return same[0] if same else max(shared, key=lambda spec: sum(part is not None for part in spec), default=())

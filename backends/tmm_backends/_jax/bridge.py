@@ -137,8 +137,7 @@ def _concrete(
     """Compute on arrays that have values; cotangents and constants may be NumPy's."""
     arrays = tuple(jnp.asarray(array) for array in arrays)
     on_one = _on_one_accelerator(arrays)
-    own = engine.owns(arrays[0]) and not any(_has_explicit_axes(jax.typeof(array)) for array in arrays)
-    if own or on_one or all(_is_on_first_cpu(array) for array in arrays):
+    if engine.owns(arrays[0]) or on_one or all(_is_on_first_cpu(array) for array in arrays):
         result: Array = evaluated(engine, *arrays, **options)
         # JAX may use memory anew that nobody holds any more, and does not know that another library still reads it.
         return result.block_until_ready() if on_one and not engine.owns(arrays[0]) else result
@@ -187,24 +186,14 @@ def _lowered(
     **options: Any,
 ) -> Array:
     """Compute in a program that is being compiled, for CPUs or for any platform."""
-    shape = shaped(*map(jax.typeof, arrays), **options)
     if engine.owns(arrays[0]):
-        compute = functools.partial(evaluated, engine, **options)
-        if any(_has_explicit_axes(jax.typeof(array)) for array in arrays):
-            # On explicit axes JAX asks every operation how it is to be shared out; here it may decide.
-            compute = jax.sharding.auto_axes(compute, out_sharding=shape.sharding)
-        return compute(*arrays)
+        return evaluated(engine, *arrays, **options)
     if not on_cpu:
         raise InputError(
             f"backend {engine.name!r} is called by programs on a CPU only, and this one is compiled for another "
             "platform: choose backend='jax', or call outside jit, vmap and shard_map"
         )
-    return host.call(engine, name, shape, *arrays, **options)
-
-
-def _has_explicit_axes(aval: Any) -> bool:
-    """Return whether an array lies on a mesh whose axes are part of its type, as those of `jax.make_mesh` are."""
-    return jax.sharding.AxisType.Explicit in aval.sharding.mesh.axis_types
+    return host.call(engine, name, shaped(*map(jax.typeof, arrays), **options), *arrays, **options)
 
 
 # Differentiation -----------------------------------------------------------------------------------------------------
