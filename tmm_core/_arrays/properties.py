@@ -210,7 +210,7 @@ def indices_like(indices: Array, cache: Array) -> Array:
     xp, device = namespace_of(indices), device_of(cache)
     if xp is not namespace_of(cache):
         indices = share_like(xp.astype(indices, xp.int32), cache)
-    beside = device is None or is_traced(indices) or compat.device(indices) == device
+    beside = device is None or device_of(indices) in (None, device)
     return indices if beside else compat.to_device(indices, device)
 
 
