@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("on
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--n-heads", "3"], "n_heads=3 does not divide d_model=8"),
+        (["--n-heads", "3"], "--n-heads 3 does not divide --d-model 8"),
         (["--steps", "0"], "steps must be at least 1 and below 2147483648, and is 0"),
         (["--minutes", "1"], "--steps and --minutes are both given"),
         (["--prompt", ""], "--prompt is empty"),
@@ -33,12 +33,12 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("on
         (["--device", "cuda"], "device 'cuda' is not available"),
         (["--backend", "abacus"], "unknown backend 'abacus': choose 'auto' or one of"),
         (["--report-to", "pigeons"], "--report-to pigeons is not available"),
-        (["--learning-rate", "inf"], "learning_rate must be a finite number"),
-        (["--weight-decay", "nan"], "weight_decay must be a finite number"),
+        (["--learning-rate", "inf"], "--learning-rate must be a finite number"),
+        (["--weight-decay", "nan"], "--weight-decay must be a finite number"),
         (["--seed", str(2**32)], "seed must be at least 0 and below 4294967296"),
         (["--steps", str(2**31)], "steps must be at least 1 and below"),
         (["--position-bias", "--prompt", "a" * 40], "the prompt is too long: 41 tokens"),
-        (["--mean"], "mean=True asks for softplus=True"),
+        (["--mean"], "--mean asks for --softplus"),
         (["--max-len", "100000"], "training text is too short"),
     ],
 )
@@ -73,7 +73,7 @@ def test_train_refuses_a_text_that_is_named_twice(text: Path, tmp_path: Path, re
     """What is held out must not be in the training part."""
     (tmp_path / "other").symlink_to(text)
     command = ["train", *TINY, "--out", tmp_path / "run", "--text", text, tmp_path / "other"]
-    assert f"text files {text} and {tmp_path / 'other'} are one" in refused(*command)
+    assert f"text file {text} and text file {tmp_path / 'other'} are one" in refused(*command)
 
 
 def test_train_refuses_a_folder_that_is_not_empty(text: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
