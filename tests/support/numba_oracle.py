@@ -32,11 +32,11 @@ def rounded(dtype, expected):
     return EPS[dtype] / 2 * np.abs(expected) + 64 * smallest
 
 
-def check_product(y, w, x, *, adjoint=False):
+def check_product(y, w, x, *, adjoint=False, ids=None):
     """Check a product against its definition."""
     w, x, dtype = widened(w), widened(x), y.dtype.name
     w = w if w.ndim == 3 else w.reshape(-1, 1, w.shape[-1])
-    expected = dense_product(w, x, adjoint=adjoint)
+    expected = dense_product(w, x, adjoint=adjoint, ids=ids)
     check_within(y, expected, error_bound(w, x, dtype, adjoint=adjoint) + rounded(dtype, expected))
 
 
