@@ -49,7 +49,8 @@ def plain(name: str, array: Array) -> Array:
         raise InputTypeError(f"{name}: {error}") from None
     if compat.is_torch_array(array):
         _check_tensor(name, array)
-    if compat.is_jax_array(array) and not is_traced(array) and array.is_deleted():
+    deleted = getattr(array, "is_deleted", None)  # JAX's
+    if deleted is not None and not is_traced(array) and deleted():
         raise InputError(
             f"{name} must have its entries in memory, and has been deleted, or donated to a compiled function: "
             "use what that returned, or pass a copy made before"
