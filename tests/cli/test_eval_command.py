@@ -54,7 +54,9 @@ def test_eval_measures_a_text_shorter_than_the_context(
 ) -> None:
     (tmp_path / "short.txt").write_text("short")
     assert main(["eval", str(model), "--text", str(tmp_path / "short.txt")]) == 0
-    cost = float(re.search(r"this model +([\d.]+)", capsys.readouterr().out)[1])
+    said = capsys.readouterr()
+    assert "without n-grams, which are counted in the training text of a run: this model is in none" in said.err
+    cost = float(re.search(r"this model +([\d.]+)", said.out)[1])
     network, tokenizer = load_model(model, device="cpu")
     ids = torch.tensor([[tokenizer.end_of_text, *tokenizer.encode("short"), tokenizer.end_of_text]])
     nats = torch.nn.functional.cross_entropy(network(ids)["logits"][0, :-1], ids[0, 1:], reduction="sum").item()

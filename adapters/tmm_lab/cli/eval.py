@@ -117,6 +117,7 @@ def _training_part(run: Run | None) -> Part | None:
     from ..data.text import open_text
 
     if run is None:
+        note("without n-grams, which are counted in the training text of a run: this model is in none")
         return None
     held_out_bytes = run.parsed().data.held_out_bytes
     try:
