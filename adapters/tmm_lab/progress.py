@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Advance", "note", "nothing", "shown", "shown_in", "waiting"]
+__all__ = ["Advance", "hidden", "note", "nothing", "shown", "shown_in", "waiting"]
 
 _FIRST, _NEXT = 2.0, 10.0  # seconds until the first line of a wait, and from one line to the next
 
@@ -80,6 +80,13 @@ def shown() -> Iterator[None]:
 def shown_in(progress: Progress) -> Iterator[None]:
     """Show what is waited for in the block as further lines of a display that is there already."""
     with _shown_by(None if _shower is None else _InTerminal(progress)):
+        yield
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Show nothing of what the block waits for or notes: it writes a line, and is in the middle of it."""
+    with _shown_by(None):
         yield
 
 

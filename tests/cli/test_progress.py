@@ -21,6 +21,8 @@ from support.commands import REQUIRED, TINY, printed
 
 from tmm_lab import progress, slow_imports
 from tmm_lab.cli import COMMANDS, main
+from tmm_lab.evaluation import measure
+from tmm_lab.evaluation.measure import Writing
 from tmm_lab.progress import shown, shown_in, waiting
 from tmm_lab.slow_imports import TITLES
 from tmm_lab.training.display import TerminalDisplay
@@ -136,6 +138,32 @@ def test_what_is_printed_stays_while_waits_come_and_go() -> None:
     assert screen(file.getvalue()) == [f"{when} {depth}" for depth in range(3) for when in ("before", "after")]
 
 
+def test_a_text_is_not_broken_by_what_is_waited_for_later(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    waits: list[tuple[str, int | None, int]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A terminal has no place for it: the line of the text has not ended."""
+    pieces = 0
+
+    def slower(*arguments: object, on_text: Callable[[int, str], None], **options: object) -> Writing:
+        def told(row: int, piece: str) -> None:
+            nonlocal pieces
+            pieces += 1
+            with waiting(f"piece {pieces}"):
+                on_text(row, piece)
+
+        return original(*arguments, on_text=told, **options)
+
+    original = measure.continuations
+    monkeypatch.setattr(measure, "continuations", slower)
+    text = printed(capsys, "generate", model, "--framework", "torch", "--prompt", "a", "--tokens", "30")
+    assert pieces > 2
+    assert text.startswith("a")
+    assert [what for what, _, _ in waits if what.startswith("piece")] == ["piece 1", "piece 2"]
+
+
 def screen(written: str) -> list[str]:
     """Return the lines that a terminal shows in the end, without the empty ones after them."""
     lines, row = [""], 0
@@ -228,7 +256,7 @@ def test_training_and_evaluation_say_what_they_wait_for(
     assert said.index("reading words.txt") < said.index("loading the model") < said.index("evaluating")
     waits.clear()
     printed(capsys, "generate", run, "--framework", "torch", "--prompt", "a", "--tokens", "2")
-    assert [what for what, _, _ in waits] == ["loading the model", "computing the first token"]
+    assert [what for what, _, _ in waits] == ["loading the model", "computing the first tokens"]
     waits.clear()
     printed(capsys, "index", run)
     assert ("analysing filters", 2, 2) in waits

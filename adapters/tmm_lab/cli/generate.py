@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tmm_adapters.architecture import get_architecture
 from tmm_adapters.files import open_to_read
@@ -17,7 +18,7 @@ from tmm_adapters.pretrained import read_config
 from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError
 
-from ..progress import waiting
+from ..progress import hidden, waiting
 from .fields import CommandParser, as_text, path
 from .model_options import add_model_options, check_backend, model_folder
 
@@ -71,52 +72,84 @@ def run(arguments: argparse.Namespace) -> int:
 
     config, tokenizer = read_config(folder), require_tokenizer(folder)
     from ..evaluation.measure import continuations, prompt_ids
-    from ..training.display import printable
     from ..training.frameworks import choose, open_model
 
     for prompt in prompts:
         prompt_ids(prompt, tokenizer, get_architecture(config.model_type).longest_text(config))
     framework = choose(arguments.framework, config.model_type)
     model = open_model(framework, folder, device=arguments.device)
-    terminal = sys.stdout.isatty()
-    begun = 0
-
-    def write(text: str) -> None:
-        sys.stdout.write(printable(text) if terminal else text)
-        sys.stdout.flush()
-
-    def begin(count: int) -> None:
-        """Write the beginnings of the first `count` texts that are not yet there."""
-        nonlocal begun
-        for number in range(begun, count):
-            heading = f"== {number + 1} of {len(prompts)}\n" if len(prompts) > 1 else ""
-            write(("\n" if number else "") + heading + prompts[number])
-        begun = max(begun, count)
-
-    def on_text(row: int, piece: str) -> None:
-        first.close()
-        begin(row + 1)
-        write(piece)
-
-    with ExitStack() as first:
-        first.enter_context(waiting("computing the first token"))
-        try:
-            writing = continuations(
-                model,
-                tokenizer,
-                prompts,
-                arguments.tokens,
-                Sampling(arguments.temperature, arguments.top_k, arguments.top_p),
-                seed=arguments.seed,
-                on_text=on_text,
-            )
-            first.close()
-            begin(len(prompts))
-        finally:
-            if begun:
-                write("\n")  # an error, too, is told on a line of its own
+    with _Writer(prompts) as writer:
+        writing = continuations(
+            model,
+            tokenizer,
+            prompts,
+            arguments.tokens,
+            Sampling(arguments.temperature, arguments.top_k, arguments.top_p),
+            seed=arguments.seed,
+            on_text=writer.write,
+        )
+        writer.end()
     print(_metrics(writing, model.longest_text), folder, sep="; ", file=sys.stderr)
     return 0
+
+
+class _Writer:
+    """Writes texts to stdout as they come, each after its prompt; says that one is waited for until then.
+
+    The first two pieces come together: their steps import and compile what the others need, and while a line is
+    written, a terminal has no place for what is waited for.
+    """
+
+    def __init__(self, prompts: Sequence[str]) -> None:
+        from ..training.display import printable
+
+        self._prompts = prompts
+        self._printable = printable if sys.stdout.isatty() else str
+        self._pieces: list[tuple[int, str]] = []
+        self._begun = 0
+        self._shown = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._shown.enter_context(waiting("computing the first tokens"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pieces:
+            self._write_pieces()
+        if self._begun:
+            self._put("\n")  # an error, too, is told on a line of its own
+        self._shown.close()
+
+    def write(self, row: int, piece: str) -> None:
+        """Write a piece of the text of a row."""
+        self._pieces.append((row, piece))
+        if self._begun or len(self._pieces) > 1:
+            self._write_pieces()
+
+    def end(self) -> None:
+        """Write what is left, and the prompts that nothing continues."""
+        self._write_pieces()
+        self._begin(len(self._prompts))
+
+    def _write_pieces(self) -> None:
+        if not self._begun:  # nothing is waited for any more
+            self._shown.close()
+            self._shown.enter_context(hidden())
+        for row, piece in self._pieces:
+            self._begin(row + 1)
+            self._put(piece)
+        self._pieces.clear()
+
+    def _begin(self, count: int) -> None:
+        """Write the prompts of the first `count` texts that are not yet there."""
+        for number in range(self._begun, count):
+            heading = f"== {number + 1} of {len(self._prompts)}\n" if len(self._prompts) > 1 else ""
+            self._put(("\n" if number else "") + heading + self._prompts[number])
+        self._begun = max(self._begun, count)
+
+    def _put(self, text: str) -> None:
+        sys.stdout.write(self._printable(text))
+        sys.stdout.flush()
 
 
 def _lines(file: Path) -> list[str]:
