@@ -9,6 +9,7 @@ import array_api_compat as compat
 
 from ..errors import InputError, InputTypeError
 from .exchange import Array, check_memory, class_name, is_traced, namespace_of
+from .properties import compiling
 
 __all__ = ["plain"]
 
@@ -69,9 +70,9 @@ def _check_tensor(name: str, tensor: Array) -> None:
         raise InputTypeError(f"{name} must be a dense tensor, and is sparse or nested: convert it by to_dense()")
     if tensor.is_quantized:
         raise InputTypeError(f"{name} must hold its numbers as they are, and is quantized: convert it by dequantize()")
-    torch = sys.modules["torch"]
-    if torch.compiler.is_compiling():
+    if compiling():
         return
+    torch = sys.modules["torch"]
     fake = type(tensor).__name__ == "FakeTensor" and not tensor.fake_mode.allow_non_fake_inputs
     if fake and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
         raise InputTypeError(

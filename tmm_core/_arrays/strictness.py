@@ -13,14 +13,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from .properties import compiling
 
-__all__ = ["leniently"]
+__all__ = ["with_jax_defaults"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def leniently(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function promote ranks and dtypes, move constants to a device and leave to JAX what is cut over several.
+def with_jax_defaults(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function promote ranks and dtypes, move constants and divide what devices share, as JAX does by default.
 
     The modes are `jax_numpy_rank_promotion`, `jax_numpy_dtype_promotion` and `jax_transfer_guard`. Rules, such as those
     of derivatives, JAX calls later than the function that asks for them: they need this, too.

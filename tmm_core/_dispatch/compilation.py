@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from .._arrays.strictness import leniently
+from .._arrays.strictness import with_jax_defaults
 
 __all__ = ["one_operation"]
 
@@ -24,7 +24,7 @@ def one_operation(function: Callable[P, R]) -> Callable[P, R]:
 
     The compiler's later stages trace through it, with the bridge's differentiation and its recorded operations.
     """
-    function = leniently(function)
+    function = with_jax_defaults(function)
     _waiting.append(function)
 
     @functools.wraps(function)

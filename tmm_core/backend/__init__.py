@@ -23,7 +23,7 @@ module and nothing else of `tmm_core`. What it holds:
 - engines on arrays of any library, in `_run.py`: `run_matmul` and `run_correlate`, for bridges;
 - arrays: `share` and `share_like` hand buffers over, `plain_memory` makes them readable by address, `library_of`,
   `namespace_of`, `device_kind`, `dtype_name`, `result_dtype`, `computed_in` and `surely_all` ask about
-  them; `leniently` computes in spite of JAX's strict modes, and of explicit axes of its meshes;
+  them; `with_jax_defaults` computes in spite of JAX's strict modes, and of explicit axes of its meshes;
 - the definition, to which an engine may hand what it does not compute: `definition_matmul`, `definition_correlate`,
   `LayerStream`, and its parts: documents (`by_segments`, …), non-finite entries (`split_finite`, `nan_mask_of_outputs`,
   …), pieces (`cut_into_pieces`), lengths of transforms (`fast_length`) and the error law (`error_factor`).
@@ -50,7 +50,7 @@ from .._arrays.properties import (
     shift_channels,
     surely_all,
 )
-from .._arrays.strictness import leniently
+from .._arrays.strictness import with_jax_defaults
 from .._definition import tiles
 from .._definition.fourier import ERROR_CONSTANT, error_factor, fast_length
 from .._definition.masks import (
@@ -129,7 +129,6 @@ __all__ = [
     "fast_length",
     "get_backend",
     "is_real",
-    "leniently",
     "library_of",
     "namespace_of",
     "nan_mask_of_lags",
@@ -150,4 +149,5 @@ __all__ = [
     "split_finite",
     "surely_all",
     "tiles",
+    "with_jax_defaults",
 ]

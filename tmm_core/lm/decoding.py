@@ -8,7 +8,7 @@ from typing import Any
 
 from .._arrays.exchange import Array, is_traced, namespace_of
 from .._arrays.properties import indices_like, nan_where, values_within_reach
-from .._arrays.strictness import leniently
+from .._arrays.strictness import with_jax_defaults
 from .._dispatch.checks import check_count, check_kind, check_rows, no_room, other_plan
 from ..config import TMMConfig
 from ..errors import InputError
@@ -63,7 +63,7 @@ def filters_of(params: Mapping[str, Array], config: TMMConfig) -> dict[str, Filt
     }
 
 
-@leniently
+@with_jax_defaults
 def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend: str | None = None) -> DecodingPlan:
     """Prepare to stream a model: the logits of `forward`, one token at a time.
 
@@ -106,7 +106,7 @@ def stream_plan(params: lm.Params, config: TMMConfig, capacity: int, *, backend:
     return DecodingPlan(_ParamsModel(params, config), capacity, backend=backend)
 
 
-@leniently
+@with_jax_defaults
 def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
     """Begin a stream of `batch_size` texts, in O(batch_size * lags * channels) memory a layer.
 
@@ -128,7 +128,7 @@ def stream_init(plan: DecodingPlan, batch_size: int) -> DecodingState:
     return DecodingState(rows, caches, plan=(plan.number, plan.capacity, plan.positions))
 
 
-@leniently
+@with_jax_defaults
 def stream_prefill(
     plan: DecodingPlan, state: DecodingState, input_ids: Array, attention_mask: Array | None = None
 ) -> tuple[Array, DecodingState]:
@@ -175,7 +175,7 @@ def stream_prefill(
     return logits if refused is None else nan_where(refused, logits), state
 
 
-@leniently
+@with_jax_defaults
 def prefill_padded(
     plan: DecodingPlan, state: DecodingState, input_ids: Array, padding: Array | None
 ) -> tuple[Array, DecodingState]:
@@ -200,7 +200,7 @@ def prefill_padded(
     return logits if wrong is False else nan_where(wrong, logits), state
 
 
-@leniently
+@with_jax_defaults
 def stream_step(plan: DecodingPlan, state: DecodingState, input_ids: Array) -> tuple[Array, DecodingState]:
     """Take the next token of each text, integers (b,); return the logits and the stream after it.
 
@@ -233,7 +233,7 @@ def stream_copy(state: DecodingState) -> DecodingState:
     return state.__copy__()
 
 
-@leniently
+@with_jax_defaults
 def stream_reorder(state: DecodingState, indices: Array) -> DecodingState:
     """Return a stream of other rows of this one.
 

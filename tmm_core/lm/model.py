@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from .._arrays.exchange import Array, namespace_of
 from .._arrays.properties import as_integers, nan_where, result_dtype_name, surely_any
-from .._arrays.strictness import leniently
+from .._arrays.strictness import with_jax_defaults
 from .._dispatch.checks import check_arrays, check_integers
 from ..config import TMMConfig
 from ..errors import InputError
@@ -29,7 +29,7 @@ Params = Mapping[str, Array]
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
-@leniently
+@with_jax_defaults
 def forward(
     params: Params,
     input_ids: Array,
@@ -104,7 +104,7 @@ def forward(
     return logits if refused is None else nan_where(refused[..., None], logits)
 
 
-@leniently
+@with_jax_defaults
 def loss(
     params: Params,
     input_ids: Array,

@@ -17,7 +17,7 @@ from .._arrays.properties import (
     result_dtype_name,
     values_within_reach,
 )
-from .._arrays.strictness import leniently
+from .._arrays.strictness import with_jax_defaults
 from .._dispatch import choice
 from .._dispatch.checks import (
     check_arrays,
@@ -50,7 +50,7 @@ __all__ = [
 _ORDER = "the order is (plan, state, tokens)"
 
 
-@leniently
+@with_jax_defaults
 def stream_plan(
     w: Array,
     capacity: int,
@@ -150,7 +150,7 @@ def _table(xp: Any, by_head: Array) -> Array:
     return xp.asarray(xp.matrix_transpose(by_head), copy=True)[..., None]
 
 
-@leniently
+@with_jax_defaults
 def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dtype: Any = None) -> StreamState:
     """Begin a stream for a batch of rows.
 
@@ -204,7 +204,7 @@ def stream_init(plan: StreamPlan, batch_shape: tuple[int, ...], d: int, /, *, dt
     return plan.stepper(sample.dtype).begin((*batch, d), math.prod(batch))
 
 
-@leniently
+@with_jax_defaults
 def stream_prefill(
     plan: StreamPlan, state: StreamState, x: Array, /, *, padding: Array | None = None
 ) -> tuple[Array, StreamState]:
@@ -352,7 +352,7 @@ def stream_copy(state: StreamState) -> StreamState:
     return copy.copy(state)
 
 
-@leniently
+@with_jax_defaults
 def stream_reorder(state: StreamState, indices: Array) -> StreamState:
     """Return a stream of other rows of this one, as beam search wants them: copied, dropped, in any order.
 

@@ -10,7 +10,7 @@ import array_api_compat as compat
 
 from .._arrays.exchange import Array, device_kind, dtype_name, is_traced, library_of, namespace_of, share
 from .._arrays.properties import computed_in, device_of, indices_like, is_real, nan_where, with_one
-from .._arrays.strictness import leniently
+from .._arrays.strictness import with_jax_defaults
 from .._definition.streaming import ExchangedStream, LayerStream, StreamLayer, least_of
 from .._dispatch import choice
 from .._dispatch.checks import check_arrays, no_room
@@ -141,7 +141,7 @@ class Stepper:
         # The class of tokens that need no check; JAX's may be traced.
         self.kind = None if compat.is_jax_array(self.lags) else type(self.lags)
         if self.kind is None:
-            self.step = leniently(self.step)  # type: ignore[method-assign]
+            self.step = with_jax_defaults(self.step)  # type: ignore[method-assign]
         self.advance = self.stream.step
 
     def handle_of(self, state: StreamState) -> Array | None:

@@ -17,7 +17,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm
-from tmm_core.backend import leniently
+from tmm_core.backend import with_jax_defaults
 from tmm_core.errors import InputError, InputTypeError
 
 from .sharding import check_mesh
@@ -28,7 +28,7 @@ NAMES = ("input_ids", "labels", "targets", "attention_mask", "segment_ids")
 """What a batch may hold."""
 
 
-@leniently
+@with_jax_defaults
 def targets_of(batch: Mapping[str, Array]) -> Array:
     """Return the next-token targets (..., n), -100 for none, of a batch's targets or labels, else of its tokens."""
     ids, targets = batch["input_ids"], batch.get("targets")
@@ -51,7 +51,7 @@ def check_params(params: Mapping[str, Array], config: TMMConfig) -> None:
             )
 
 
-@leniently
+@with_jax_defaults
 def check_batch(
     batch: Mapping[str, Any], config: TMMConfig, mesh: Mesh | None = None, *, axes: Collection[int] = (2,)
 ) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from tmm_core import TMMConfig, lm
-from tmm_core.backend import leniently
+from tmm_core.backend import with_jax_defaults
 from tmm_core.errors import InputError
 
 from ..generation import DEFAULT_SAMPLING, ContextFullError, Sampling, check_prompts
@@ -184,7 +184,7 @@ def new_tokens(
 class _Loop:
     """A prompt that has been read, and the stream that goes on from it."""
 
-    @leniently
+    @with_jax_defaults
     def __init__(
         self,
         params: Any,
@@ -204,7 +204,7 @@ class _Loop:
         places = min(room, self.plan.window)
         self.caches, self.state = _read(self.plan, tokens, padding, places=places, leaf=self.leaf)
 
-    @leniently
+    @with_jax_defaults
     def run(self, count: int, sampling: StaticSampling, parameters: Array, key: Array) -> Any:
         """Return at most `count` new tokens of each row, fewer where a leaf or all rows end."""
         at = self.done % self.leaf
@@ -222,7 +222,7 @@ class _Loop:
             self._next_leaf()
         return new
 
-    @leniently
+    @with_jax_defaults
     def end(self, rows: Any) -> None:
         """End rows, (b,) booleans."""
         self.ended = self.ended | rows

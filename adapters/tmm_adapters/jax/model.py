@@ -18,7 +18,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, lm, mix_tokens
-from tmm_core.backend import leniently, share
+from tmm_core.backend import share, with_jax_defaults
 from tmm_core.lm import Mix
 
 from .batches import check_batch, check_params, targets_of
@@ -88,7 +88,7 @@ def block(params: Params, i: int, x: Array, config: TMMConfig, mix: Mix, options
     return x
 
 
-@leniently
+@with_jax_defaults
 def init(config: TMMConfig, seed: int = 0) -> dict[str, Array]:
     """Return the initial parameters, float32, those of `tmm_core.lm.init_params` on every framework.
 
@@ -107,7 +107,7 @@ def init(config: TMMConfig, seed: int = 0) -> dict[str, Array]:
     return from_params(lm.init_params(config, np.random.default_rng(seed)), config)
 
 
-@leniently
+@with_jax_defaults
 def from_params(params: Mapping[str, Any], config: TMMConfig) -> dict[str, Array]:
     """Return copies of `params`, arrays of any library under the names of `tmm_core.lm`, in their dtype.
 
@@ -122,7 +122,7 @@ def from_params(params: Mapping[str, Any], config: TMMConfig) -> dict[str, Array
     return {name: jnp.array(share(params[name], jnp), copy=True) for name in lm.parameter_shapes(config)}
 
 
-@leniently
+@with_jax_defaults
 def apply(
     params: Params,
     input_ids: Any,
@@ -198,7 +198,7 @@ def logits_of(params: Params, x: Array, config: TMMConfig, options: ComputeOptio
     return _linear({"weight": unembed}, x, options)  # (..., d) -> (..., V)
 
 
-@leniently
+@with_jax_defaults
 def loss(
     params: Params,
     input_ids: Any,

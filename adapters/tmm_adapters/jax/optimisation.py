@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 
 from tmm_core import TMMConfig, chosen_backend, lm
-from tmm_core.backend import leniently
+from tmm_core.backend import with_jax_defaults
 from tmm_core.errors import InputTypeError
 
 from .batches import check_batch, check_params, targets_of
@@ -66,14 +66,14 @@ def optimizer(
         optax.scale_by_learning_rate(learning_rate),
     )
 
-    @leniently
+    @with_jax_defaults
     def first_state(params: Any) -> Any:
         return replicate(params, inner.init({name: p for name, p in params.items() if name not in frozen}))
 
-    return optax.GradientTransformation(first_state, leniently(inner.update))
+    return optax.GradientTransformation(first_state, with_jax_defaults(inner.update))
 
 
-@leniently
+@with_jax_defaults
 def train_step(
     params: Params,
     opt_state: optax.OptState,

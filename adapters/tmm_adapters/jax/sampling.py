@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tmm_core.backend import leniently
+from tmm_core.backend import with_jax_defaults
 from tmm_core.errors import InputError
 
 from ..generation import Sampling
@@ -27,14 +27,14 @@ class StaticSampling(NamedTuple):
     eos_token_id: int | None
 
 
-@leniently
+@with_jax_defaults
 def parameters_of(sampling: Sampling) -> Array:
     """Return what programs are given of sampling when they run: (2,), the temperature and the probability of top-p."""
     tiny = float(jnp.finfo("float32").tiny)  # XLA may multiply by a reciprocal, of which it makes 0 if it is smaller
     return jnp.asarray([min(max(sampling.temperature, tiny), 1 / tiny), sampling.top_p], "float32")
 
 
-@leniently
+@with_jax_defaults
 def key_of(seed: int) -> Array:
     """Return a seed of 64 bits as two numbers, so that no two are alike; JAX's own take 32 unless told otherwise."""
     if not 0 <= seed < 1 << 64:

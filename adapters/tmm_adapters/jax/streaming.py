@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from tmm_core import TMMConfig, chosen_backend, lm
-from tmm_core.backend import FunctionalStream, LayerStream, leniently
+from tmm_core.backend import FunctionalStream, LayerStream, with_jax_defaults
 from tmm_core.lm import DecodingState, stream_copy, stream_init, stream_prefill, stream_reorder, stream_step
 
 from . import model
@@ -96,7 +96,7 @@ class DecodingPlan(lm.DecodingPlan):
         return self.through(tokens, lambda name, layer, x: layer.advance(caches[name], at, position, padding, x))
 
 
-@leniently
+@with_jax_defaults
 def stream_plan(
     params: Mapping[str, Array],
     config: TMMConfig,

@@ -18,7 +18,7 @@ from tmm_adapters.devices import jax_devices
 from tmm_adapters.generation import Sampling
 from tmm_adapters.pretrained import load_params
 from tmm_core import chosen_backend
-from tmm_core.backend import leniently
+from tmm_core.backend import with_jax_defaults
 from tmm_core.lm import IGNORED
 
 from .measure import Batch
@@ -65,7 +65,7 @@ class JaxModel:
         self._precision = precision
         self._mesh = mesh
 
-    @leniently
+    @with_jax_defaults
     def nats(self, batch: Batch) -> float:
         """Return the summed cross-entropy (nats) of the targets of a batch."""
         lacking = max(0, self._rows - len(batch["targets"]))

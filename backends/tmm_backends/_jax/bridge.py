@@ -29,8 +29,8 @@ from tmm_core.backend import (
     Streamer,
     StreamLayer,
     conj,
-    leniently,
     result_dtype_name,
+    with_jax_defaults,
 )
 
 from . import evaluate, host
@@ -130,7 +130,7 @@ def _operation(name: str, evaluated: Callable[..., Array], shaped: Callable[...,
 # Evaluation ----------------------------------------------------------------------------------------------------------
 
 
-@leniently
+@with_jax_defaults
 def _concrete(
     operation: Primitive, evaluated: Callable[..., Array], *arrays: Array, engine: Engine, **options: Any
 ) -> Array:
@@ -175,7 +175,7 @@ def _shape_of_correlation(x: Any, g: Any, *ids: Any, lags: int, heads: int, kern
     return g.update(shape=(heads, kernel_size, lags), dtype=dtype, weak_type=False, sharding=whole)
 
 
-@leniently
+@with_jax_defaults
 def _lowered(
     name: str,
     evaluated: Callable[..., Array],
@@ -199,7 +199,7 @@ def _lowered(
 # Differentiation -----------------------------------------------------------------------------------------------------
 
 
-@leniently
+@with_jax_defaults
 def _tangent(operation: Primitive, primals: Any, tangents: Any, **params: Any) -> tuple[Array, Any]:
     """Return the result and its tangent: the operation itself, once for each factor."""
     first, second, *ids = primals
@@ -219,7 +219,7 @@ def _as(cotangent: Array, factor: Any) -> Array:
     return cotangent.astype(factor.aval.dtype)
 
 
-@leniently
+@with_jax_defaults
 def _transposed_product(
     v: Any, w: Any, x: Any, *ids: Any, engine: Engine, transposed: bool, method: Method
 ) -> list[Array | None]:
@@ -235,7 +235,7 @@ def _transposed_product(
     return [None, _as(product_p.bind(w, v, *ids, transposed=not transposed, **common), x), *(None for _ in ids)]
 
 
-@leniently
+@with_jax_defaults
 def _transposed_correlation(
     v: Any, x: Any, g: Any, *ids: Any, engine: Engine, lags: int, heads: int, kernel_size: int, method: Method
 ) -> list[Array | None]:
@@ -247,7 +247,7 @@ def _transposed_correlation(
     return [None, _as(product_p.bind(v, x, *ids, transposed=False, **common), g), *(None for _ in ids)]
 
 
-@leniently
+@with_jax_defaults
 def _taylor_series(operation: Primitive, primals: Any, series: Any, **params: Any) -> tuple[Array, list[Array]]:
     """Return the result and its Taylor coefficients along a curve: Leibniz' rule, as JAX scales coefficients."""
     bound = SimpleNamespace(bind=lambda first, second: operation.bind(first, second, *primals[2:], **params))
@@ -258,7 +258,7 @@ def _taylor_series(operation: Primitive, primals: Any, series: Any, **params: An
 # Batching ------------------------------------------------------------------------------------------------------------
 
 
-@leniently
+@with_jax_defaults
 def _batched_product(arrays: Any, dims: Any, **params: Any) -> tuple[Array, int]:
     """Batch over `x` as more rows, over `w` as more heads."""
     (w, x, *ids), (w_dim, x_dim, *ids_dim) = arrays, dims
@@ -277,7 +277,7 @@ def _batched_product(arrays: Any, dims: Any, **params: Any) -> tuple[Array, int]
     return y.reshape(*y.shape[:-1], size, -1), y.ndim - 1
 
 
-@leniently
+@with_jax_defaults
 def _batched_correlation(arrays: Any, dims: Any, *, heads: int, **params: Any) -> tuple[Array, int]:
     """Batch as more heads."""
     (x, g, *ids), (x_dim, g_dim, *ids_dim) = arrays, dims

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tmm_core.backend import LayerStream, StreamState, leniently, nan_where, tiles
+from tmm_core.backend import LayerStream, StreamState, nan_where, tiles, with_jax_defaults
 
 __all__ = ["JaxStream"]
 
@@ -25,20 +25,20 @@ Array = jax.Array
 class JaxStream(LayerStream):
     """The streams of one layer; a tree of arrays, so that programs take it as an argument."""
 
-    @leniently
+    @with_jax_defaults
     def begin(self, x: Array, padding: Array | None, length: int) -> tuple[Array, Array]:
         """Return the outputs for a prompt `(b, n, d)`, and a cache of `length` entries for the times after it."""
         pair: tuple[Array, Array] = _begin(self, x, padding, length)
         return pair
 
-    @leniently
+    @with_jax_defaults
     def resume(self, cache: Array, at: Any, position: Any, padding: Array | None, x: Array) -> tuple[Array, Array]:
         """Return the outputs for tokens `(b, n, d)` that follow, and a cache, as long where `at` is traced."""
         y, later = _resume(self, cache, at, position, padding, x)
         known = not isinstance(at, jax.core.Tracer)
         return y, later[:, : cache.shape[1] - int(at) - x.shape[1]] if known else later
 
-    @leniently
+    @with_jax_defaults
     def step(self, cache: Array, at: Any, position: Any, padding: Array | None, x: Array) -> tuple[Array, Array]:
         """Return the output for a token `(b, d)`, and the cache after it; positions may be traced."""
         y, cache = _advance(self, cache, at, position, padding, x)
@@ -50,7 +50,7 @@ class JaxStream(LayerStream):
             return 0
         return tiles.tile_size(u, self.layer.lags.shape[-1])
 
-    @leniently
+    @with_jax_defaults
     def advance(self, cache: Array, at: Any, position: Any, padding: Array | None, x: Array) -> tuple[Array, Array]:
         """Return the output `(b, d)` of the input x at an entry, and the cache, or window of one, with x in it."""
         lags, length = self.layer.lags, cache.shape[1]
@@ -84,7 +84,7 @@ class JaxStream(LayerStream):
         total = lax.dynamic_slice_in_dim(cache, begin, size, 1) + gained
         return lax.dynamic_update_slice_in_dim(cache, total, _after(total, begin), 1)
 
-    @leniently
+    @with_jax_defaults
     def add_tile(self, cache: Array, u: Any, /) -> Array:
         """Return the cache, donated, after the tile at u, if there is one; where u is traced it may be copied."""
         length, lags = cache.shape[1], self.layer.lags.shape[-1]
@@ -100,7 +100,7 @@ class JaxStream(LayerStream):
                 break
         return cache
 
-    @leniently
+    @with_jax_defaults
     def close_leaf(self, cache: Array, window: Array, u: int, /) -> tuple[Array, Array]:
         """Return the cache, donated, after a window's leaf, which ends at u, and the window that follows.
 

@@ -17,7 +17,7 @@ import numpy as np
 import optax  # type: ignore[import-untyped]
 from jax import Array
 
-from tmm_core.backend import leniently
+from tmm_core.backend import with_jax_defaults
 
 from ..moments import ORBAX, Moments
 from ..orbax_state import write_state
@@ -29,7 +29,7 @@ __all__ = ["moments_of", "norm_of", "set_moments", "with_norm", "write_moments"]
 def with_norm(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return `inner` with the norm of the last gradient in its state."""
 
-    @leniently
+    @with_jax_defaults
     def first_state(params: Any) -> Any:
         state = inner.init(params)
         count = next(part for part in state if isinstance(part, optax.ScaleByAdamState)).count
