@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -153,6 +154,18 @@ def test_messages_of_the_core_are_on_what_stderr_is_at_the_time(monkeypatch: pyt
         assert stderr.getvalue() == "tmm: compiling 3 kernels\n"
         stderr.close()
     assert (log.level, log.propagate, log.handlers) == before
+
+
+def test_warnings_are_told_as_all_else_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(arguments: argparse.Namespace) -> int:
+        warnings.warn("it is odd", RuntimeWarning, stacklevel=1)
+        return 0
+
+    before = warnings.showwarning
+    monkeypatch.setattr("tmm_lab.cli.backends.run", run)
+    assert main(["backends"]) == 0
+    assert capsys.readouterr().err == "tmm: warning: it is odd\n"
+    assert warnings.showwarning is before
 
 
 def test_an_unknown_backend_in_the_environment_is_refused(model: Path) -> None:

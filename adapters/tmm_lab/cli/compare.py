@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tmm_adapters.architecture import architectures, get_architecture
 
 from ..data.config import DataConfig
-from ..tables import terminal_width
+from ..tables import filled, terminal_width
 from .fields import CommandParser, add_fields, given_fields, path
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def run_comparison(folder: Path, arms: Sequence[Arm], options: ComparisonOptions
     except InterruptedRun as interrupted:
         print(f"finished runs are kept in {folder}: run the same command again to continue")
         return interrupted.code
-    print(f"\n{table(results, width=terminal_width())}\n\n{results.sentence}\n\npicture: {folder / 'comparison.png'}")
+    print(f"\n{table(results, width=terminal_width())}\n\n{filled(results.sentence)}\n")
+    print(f"picture: {folder / 'comparison.png'}")
     return 0
 
 

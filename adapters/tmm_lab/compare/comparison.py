@@ -85,7 +85,8 @@ def compare(path: Path, arms: Sequence[Arm], options: ComparisonOptions, source:
 
     with atomic_write(path / "comparison.md") as file:
         file.write(f"{results.sentence}\n\n{table(results)}\n".encode())
-    draw_comparison(path / "comparison.png", results)
+    with waiting("drawing"):
+        draw_comparison(path / "comparison.png", results)
     return results
 
 
