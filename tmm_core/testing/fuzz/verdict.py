@@ -27,13 +27,16 @@ def verdict(case: Case) -> str | None:
 def _difference(case: Case, found: Numbers, right: Expected) -> str | None:
     if found.shape != right.values.shape:
         return f"shape: expected {right.values.shape}, got {found.shape}"
+    dtype = _result_dtype(case)
+    if found.dtype.name != ("float32" if dtype == "bfloat16" else dtype):  # NumPy reads bfloat16 as float32
+        return f"dtype: expected {dtype}, got {found.dtype}"
     reach = np.maximum(np.abs(right.values.real), np.abs(right.values.imag)) + right.bound
     apart = case.operation in ("toeplitz_matmul", "stream") or "segment_ids" in case.arrays
     if apart or case.options.get("mean"):  # parts of a sum, and what is divided, must be representable, too
         reach = np.maximum(reach, np.max(right.terms, initial=0))
     elif case.options.get("method") == "direct" or case.operation == "mix_tokens":
         reach = np.maximum(reach, np.max(right.terms, initial=0) * EPS["float32"])
-    judged = np.isfinite(reach) & (reach < largest(_result_dtype(case)))
+    judged = np.isfinite(reach) & (reach < largest(dtype))
     wrong = judged & (np.isnan(found) != right.nans)
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
