@@ -34,7 +34,7 @@ class Difference:
     mean: float
     low: float
     high: float
-    """The ends of the interval, -inf and inf where one seed tells nothing of others."""
+    """The ends of the interval, -inf and inf where one seed, or one document, tells nothing of others."""
     p_value: float
     """Of Student's paired test over the seeds, NaN for one seed."""
 
@@ -44,7 +44,7 @@ def paired_difference(
     second: NDArray[Any],
     n_bytes: NDArray[Any],
     *,
-    resamples: int = 4000,
+    resamples: int = 20_000,
     seed: int = 0,
 ) -> Difference:
     """Return the difference in bits per byte of two models over the same seeds and documents, with its interval.
@@ -56,7 +56,8 @@ def paired_difference(
     n_bytes : array, shape (documents,)
         The bytes of each document.
     resamples : int
-        Number of bootstrap resamples.
+        Number of bootstrap resamples; with the default, the ends of an interval are exact to about a hundredth of its
+        length.
     seed : int
         Seed of the bootstrap.
 
@@ -72,9 +73,10 @@ def paired_difference(
 
     Notes
     -----
-    A bootstrap of two levels. Documents are resampled. Seeds are too few for that, and a resampled handful understates
-    its own spread, so their level is Student's: the deviation of a resample is the standard error over the seeds times
-    a number drawn from the t distribution.
+    A bootstrap of two levels, seeds and documents. A resampled handful understates its own spread, so both levels are
+    Student's. Seeds are too few to be resampled: their deviation is the standard error times numbers of the t
+    distribution, spread evenly over it. Documents are resampled, which keeps what is skewed in their sizes, and their
+    deviation is stretched as the t distribution is wider than the normal one, by 6 % for 29 documents.
     """
     first, second, n_bytes = (np.asarray(array, np.float64) for array in (first, second, n_bytes))
     if first.shape != second.shape or first.ndim != 2 or n_bytes.shape != first.shape[1:] or not first.size:
@@ -88,16 +90,27 @@ def paired_difference(
     seeds, documents = bits.shape
     by_seed = bits.sum(axis=1) / n_bytes.sum()
     mean = float(by_seed.mean())
-    if seeds == 1:
-        return Difference(mean, -math.inf, math.inf, math.nan)
+    if seeds == 1 or documents == 1:
+        return Difference(mean, -math.inf, math.inf, _p_value(first, second))
     rng = np.random.default_rng(seed)
     drawn = rng.multinomial(documents, np.full(documents, 1 / documents), size=resamples)
-    by_documents = (drawn @ bits.mean(axis=0)) / (drawn @ n_bytes)
+    by_documents = (drawn @ bits.mean(axis=0)) / (drawn @ n_bytes) - mean
+    upper = (1 + LEVEL) / 2
+    stretch = stats.t.ppf(upper, documents - 1) / stats.norm.ppf(upper) * math.sqrt(documents / (documents - 1))
     error = float(by_seed.std(ddof=1)) / math.sqrt(seeds)
-    means = by_documents + error * rng.standard_t(seeds - 1, size=resamples)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    p_value = float(stats.ttest_rel(*(array.sum(axis=1) for array in (first, second))).pvalue)
-    return Difference(mean, float(low), float(high), p_value)
+    student = stats.t.ppf((np.arange(resamples) + 0.5) / resamples, seeds - 1)  # as if drawn, without the noise of it
+    means = mean + stretch * by_documents + error * rng.permutation(student)
+    low, high = np.quantile(means, [1 - upper, upper])
+    return Difference(mean, float(low), float(high), _p_value(first, second))
+
+
+def _p_value(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
+    """Return that of Student's paired test over the seeds."""
+    from scipy import stats
+
+    if len(first) == 1:
+        return math.nan
+    return float(stats.ttest_rel(first.sum(axis=1), second.sum(axis=1)).pvalue)
 
 
 def verdict(differences: Iterable[Difference]) -> Verdict:
