@@ -14,6 +14,7 @@ from support.training_runs import signal_at
 
 from tmm_adapters.pretrained import load_model
 from tmm_lab.compare.comparison import InterruptedRun, compare
+from tmm_lab.compare.folder import Folder
 from tmm_lab.compare.options import Arm, ComparisonOptions
 from tmm_lab.compare.results import table
 from tmm_lab.data.config import DataConfig
@@ -21,6 +22,7 @@ from tmm_lab.data.dataset import evaluation_windows
 from tmm_lab.evaluation.measure import held_out_nats
 from tmm_lab.evaluation.torch_model import TorchModel
 from tmm_lab.training.data import open_data
+from tmm_lab.training.loop import DivergedError
 from tmm_lab.training.reporter import BITS
 from tmm_lab.training.runs import Run
 
@@ -117,14 +119,87 @@ def test_results_are_written_as_data_table_and_picture(whole):
     assert (folder / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_documents_cost_is_read_as_it_was_written(whole, data, tmp_path):
+DAMAGES = {
+    "cut": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "flipped": lambda data: data[:-2] + bytes([data[-2] ^ 1]) + data[-1:],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("comparison.json", "remove the folder, and compare anew"),
+        ("data/text", r"bring .*data and .*tokenizer.json back from a copy, or remove .*copy, and compare anew"),
+        ("tokenizer.json", r"bring .*data and .*tokenizer.json back from a copy, or remove .*copy, and compare anew"),
+        ("runs/tmm-seed-0/run.json", r"or remove .*tmm-seed-0, and the same command trains it anew"),
+        ("runs/tmm-seed-0/documents.npy", r"or remove .*tmm-seed-0, and the same command trains it anew"),
+        ("runs/tmm-seed-0/metrics.jsonl", r"or remove .*tmm-seed-0, and the same command trains it anew"),
+    ],
+)
+def test_files_are_read_as_they_were_written(whole, data, tmp_path, name, remedy, damage):
     folder = shutil.copytree(whole[0], tmp_path / "copy", symlinks=True)
-    path = folder / "runs" / "tmm-seed-0" / "documents.npy"
-    damaged = bytearray(path.read_bytes())
-    damaged[-3] ^= 1
-    path.write_bytes(damaged)
-    with pytest.raises(ValueError, match=r"documents.npy is damaged: its checksum"):
+    path = folder / name
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(ValueError, match=rf"(?s){path.name}.*{remedy}"):
         compare(folder, ARMS, OPTIONS, data)
+
+
+def test_a_number_that_was_changed_is_told(whole, data, tmp_path):
+    folder = shutil.copytree(whole[0], tmp_path / "copy", symlinks=True)
+    path = folder / "comparison.json"
+    values = json.loads(path.read_bytes())
+    values["candidates"]["tmm"] = dict.fromkeys(values["candidates"]["tmm"], 1.0)
+    path.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="it is not what was written"):
+        compare(folder, ARMS, OPTIONS, data)
+
+
+def test_a_run_that_was_removed_is_trained_again_elsewhere_without_the_text(whole, data, tmp_path, monkeypatch):
+    """The folder has all it needs, wherever it is and whatever becomes of the files that were named."""
+    folder = shutil.copytree(whole[0], tmp_path / "a" / "copy", symlinks=True)
+    shutil.rmtree(folder / "runs" / "tmm-seed-1")
+    monkeypatch.setattr(DataConfig, "check_files", lambda self: pytest.fail("the text was looked for"))
+    assert measured(compare(folder, ARMS, OPTIONS, data)) == measured(whole[1])
+
+
+def test_a_folder_whose_beginning_was_cut_short_is_begun_again(whole, data, tmp_path):
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    (folder / ".comparison.json.0123abcd.part").write_bytes(b"{")
+    with pytest.raises(ValueError, match="minutes are too few"):
+        compare(folder, ARMS, dataclasses.replace(OPTIONS, steps=None, minutes=1e-3), data)
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize(("kind", "words"), [("rate", "every learning rate tried"), ("seed", "seed 1: training has")])
+def test_divergence_is_told_with_the_model_and_what_the_comparison_can_do(
+    whole, data, tmp_path, monkeypatch, kind, words
+):
+    from tmm_lab.training import session
+
+    folder = shutil.copytree(whole[0], tmp_path / "copy", symlinks=True)
+    for path in folder.glob("runs/tmm-seed-1" if kind == "seed" else "runs/tmm-*"):
+        shutil.rmtree(path)
+    if kind == "rate":
+        plan = Folder(folder, ARMS, OPTIONS, data)
+        plan.keep("candidates", {name: tried for name, tried in plan["candidates"].items() if name != "tmm"})
+
+    def diverge(run, **options):
+        raise DivergedError("start again with a smaller --learning-rate")
+
+    monkeypatch.setattr(session, "resume", diverge)
+    with pytest.raises(DivergedError, match=rf"tmm.*{words}") as told:
+        compare(folder, ARMS, OPTIONS, data)
+    assert "--learning-rate" not in str(told.value)
+    assert "leave it out" in str(told.value)
+
+
+def test_a_text_that_is_too_short_is_refused_before_anything_is_timed(data, tmp_path):
+    with pytest.raises(ValueError, match="training text is too short"):
+        compare(tmp_path / "short", ARMS, dataclasses.replace(OPTIONS, max_len=100_000), data)
+    assert "models" not in json.loads((tmp_path / "short" / "comparison.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -162,4 +237,4 @@ def test_the_command_compares_and_names_what_it_does_not_know(data, capsys, tmp_
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     error = refused(capsys, "compare", "--arch", "tmm", "hyena", *text, "--out", tmp_path / "full")
-    assert "holds no comparison" in error
+    assert "is not empty: choose another folder" in error

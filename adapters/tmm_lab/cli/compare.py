@@ -57,7 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = ComparisonOptions(**given_fields(arguments, ComparisonOptions))
     data = DataConfig(**{"held_out_bytes": HELD_OUT_BYTES, **given_fields(arguments, DataConfig)})
-    data.check_files()
     arms = [Arm(label=name, architecture=name) for name in getattr(arguments, "arch", _all())]
     for arm in arms:
         get_architecture(arm.architecture)
@@ -72,9 +71,11 @@ def run_comparison(folder: Path, arms: Sequence[Arm], options: ComparisonOptions
 
     try:
         results = compare(folder, arms, options, data)
-    except InterruptedRun as interrupted:
-        print(f"finished runs are kept in {folder}: run the same command again to continue")
-        return interrupted.code
+    except (InterruptedRun, KeyboardInterrupt) as stopped:
+        print(f"finished runs are kept in {folder}: run the same command again to continue", flush=True)
+        if isinstance(stopped, KeyboardInterrupt):
+            raise
+        return stopped.code
     print(f"\n{table(results, width=terminal_width())}\n\n{filled(results.sentence)}\n")
     print(f"picture: {folder / 'comparison.png'}")
     return 0

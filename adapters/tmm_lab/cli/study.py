@@ -48,6 +48,5 @@ def run(arguments: argparse.Namespace) -> int:
     if "minutes" in arguments:
         options = dataclasses.replace(options, minutes=arguments.minutes, steps=None)
     data = DataConfig(**{"held_out_bytes": efficiency.HELD_OUT_BYTES, **given_fields(arguments, DataConfig)})
-    data.check_files()
     folder = getattr(arguments, "out", Path("studies") / f"efficiency-{size}-{options.equal}")
     return run_comparison(folder, efficiency.arms(options), options, data)

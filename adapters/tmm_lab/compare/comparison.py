@@ -11,19 +11,25 @@ results.json, comparison.md, comparison.png      once all runs have ended
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tmm_adapters.architecture import ModelConfig, config_from_dict, config_to_dict
 from tmm_adapters.devices import torch_device
 from tmm_adapters.files import atomic_write
 from tmm_adapters.words import counted
+from tmm_core import use_backend
+from tmm_core.errors import InputError, MissingFileError
 
 from ..data.config import DataConfig
+from ..data.dataset import TrainingSamples
 from ..data.tokens import bits_per_byte
 from ..evaluation.accounts import Speeds, speeds
-from ..progress import Advance, waiting
+from ..progress import Advance, note, waiting
 from ..training import session
 from ..training.data import Data
 from ..training.display import Silence, duration
@@ -44,6 +50,7 @@ __all__ = ["InterruptedRun", "compare"]
 RATE_SEED = 9
 """Of the runs that try learning rates; their results are not used again."""
 CALIBRATION_TURNS = 20
+_DIVERGED = "leave it out (--arch), or compare models of another size, in another folder (--out)"
 
 
 class InterruptedRun(Exception):
@@ -78,7 +85,8 @@ def compare(path: Path, arms: Sequence[Arm], options: ComparisonOptions, source:
         reference, or the minutes do not suffice for 20 steps a run.
     """
     folder = Folder(path, arms, options, source)
-    with folder.data() as data:
+    backend = nullcontext() if options.backend is None else use_backend(options.backend)
+    with backend, folder.data() as data:
         results = _Comparison(folder, tuple(arms), options, data).results()
     write_results(path / "results.json", results)
     from .picture import draw_comparison  # brings Matplotlib
@@ -96,6 +104,12 @@ class _Comparison:
     def __init__(self, folder: Folder, arms: tuple[Arm, ...], options: ComparisonOptions, data: Data) -> None:
         self._folder, self._arms, self._options, self._data = folder, arms, options, data
         self._device = str(torch_device(options.device))
+        TrainingSamples(data.training_tokens, options.max_len, 0, end_of_text=None)  # refuses a text that is too short
+        if data.held_out.n_documents == 1:
+            note(
+                "the held-out text is one document, which tells nothing of others, so that nothing will be decided: "
+                "give more documents, or say what stands between them (--separator)"
+            )
         self._configs = self._models()
         self._speeds = self._timed()
         self._steps = self._length()
@@ -171,24 +185,25 @@ class _Comparison:
         """Return the learning rate with the fewest bits per byte."""
         tried = {rate: bits for rate, bits in self._folder["candidates"][label].items() if bits is not None}
         if not tried:
-            raise DivergedError(f"{label} diverged with every learning rate tried: leave it out, or make it wider")
+            raise DivergedError(f"{label} diverged with every learning rate tried: {_DIVERGED}")
         return float(min(tried, key=lambda rate: tried[rate]))
 
     def _trained(self, label: str, kind: str, seed: int, rate: float) -> float:
         """Train what is left of a run, and return its bits per byte."""
         folder = self._folder.run(label, kind)
         name = f"{label}, {f'seed {seed}' if kind.startswith('seed') else f'learning rate {rate:g}'}"
-        if not (folder / DESCRIPTION).is_file():
-            self._make_run(folder, self._configs[label], seed, rate, kinds(self._options, self._steps)[kind])
-        run = Run.open(folder)
-        if run.description["finished"]:
-            self._left.skip((label, kind))
-            return self._bits(run, kind)
-        with waiting(f"{name}; {self._left}", run.description["steps"]) as advance, self._left.timed((label, kind)):
-            code = session.resume(run, display=_Bar(advance))
-            if code:
-                raise InterruptedRun(code)
-            bits = self._bits(Run.open(folder), kind)
+        with _told(name, folder):
+            if not (folder / DESCRIPTION).is_file():
+                self._make_run(folder, self._configs[label], seed, rate, kinds(self._options, self._steps)[kind])
+            run = Run.open(folder)
+            if run.description["finished"]:
+                self._left.skip((label, kind))
+                return self._bits(run, kind)
+            with waiting(f"{name}; {self._left}", run.description["steps"]) as advance, self._left.timed((label, kind)):
+                code = session.resume(run, display=_Bar(advance))
+                if code:
+                    raise InterruptedRun(code)
+                bits = self._bits(Run.open(folder), kind)
         print(f"{name}: {bits:.3f} bits per byte; {self._left}", flush=True)
         return bits
 
@@ -197,6 +212,8 @@ class _Comparison:
         if not kind.startswith("seed"):
             return float(run.description["bits_per_byte"])
         costs = costs_of(run, self._data, batch=self._options.batch, device=self._device)
+        if not np.isfinite(costs).all():
+            raise DivergedError("the held-out text costs no number")
         return bits_per_byte(costs.sum(), self._data.held_out)
 
     def _make_run(self, folder: Path, config: ModelConfig, seed: int, rate: float, steps: int) -> None:
@@ -221,6 +238,17 @@ class _Comparison:
             self._folder.owner,
             {**description, "baselines": self._folder["baselines"], "plan": [list(plan(steps))]},
         )
+
+
+@contextmanager
+def _told(name: str, folder: Path) -> Iterator[None]:
+    """Say of a run that diverged, or whose files are damaged, what to do about it in a comparison."""
+    try:
+        yield
+    except DivergedError as error:
+        raise DivergedError(f"{name}: training has diverged: {_DIVERGED}") from error
+    except (InputError, MissingFileError) as error:
+        raise InputError(f"{error}; or remove {folder}, and the same command trains it anew") from error
 
 
 class _Bar(Silence):

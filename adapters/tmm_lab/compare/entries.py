@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tmm_adapters.architecture import ModelConfig, config_to_dict, get_architecture
+from tmm_core.errors import InputError
 
 from ..bench.machine import describe
 from ..data.tokens import bits_per_byte
@@ -78,6 +79,12 @@ def collect_results(
 def _curve(seed: int, run: Run, final: float) -> Curve:
     """Return what a run measured of a part of the text as it went, and in the end of all."""
     records = [record for record in run.records() if BITS in record]
+    schedule, steps = run.schedule(run.parsed().options), run.description["steps"]
+    if [record["step"] for record in records] != list(filter(schedule.evaluation_is_due, range(steps + 1))):
+        raise InputError(
+            f"{run.metrics} lacks evaluations of the run: bring it back from a copy, or remove {run.folder}, and the "
+            "same command trains it anew"
+        )
     bits = (*(record[BITS] for record in records[:-1]), final)
     return Curve(seed, tuple(record["tokens"] for record in records), bits)
 

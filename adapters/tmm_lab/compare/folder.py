@@ -10,13 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tmm_adapters.files import atomic_write, locked, parse_json
+from tmm_adapters.files import (
+    WriteError,
+    atomic_write,
+    locked,
+    open_to_read,
+    parse_json,
+    require_empty,
+    sweep,
+)
 from tmm_core.errors import InputError
 
 from ..data.config import DataConfig
 from ..evaluation.baselines import baseline_costs
 from ..training.data import Data, open_data, prepare_data
-from ..training.runs import Run
+from ..training.runs import Run, content_digest
 from .options import Arm, ComparisonOptions
 
 __all__ = ["Folder", "slug"]
@@ -81,25 +89,42 @@ class Folder:
     def data(self) -> Iterator[Data]:
         """Give the text, prepared once; no other process works in the folder meanwhile."""
         with locked(self.path, f"{self.path} is in use by another comparison: let it end, or choose another --out"):
+            sweep(self.path)
             if "baselines" in self:
-                data = open_data(self.owner, self.source, check=True)
+                data = self._opened()
             else:
                 data = prepare_data(self.owner, self.source)
                 self.keep("baselines", baseline_costs(data.training, data.held_out))
             yield data
+
+    def _opened(self) -> Data:
+        """Return the text that was prepared before."""
+        try:
+            return open_data(self.owner, self.source, check=True)
+        except InputError as error:
+            raise InputError(
+                f"the text of the comparison cannot be used ({error.__cause__}): bring {self.owner.data} and "
+                f"{self.owner.tokenizer} back from a copy, or remove {self.path}, and compare anew"
+            ) from error
 
     def _begun(self, **asked: Any) -> dict[str, Any]:
         """Return what the folder holds, which is what is asked for, or, where it is new, begin it."""
         asked = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **asked}))  # as it is read again
         path = self.path / "comparison.json"
         if not path.is_file():
-            if self.path.is_dir() and any(self.path.iterdir()):
-                raise InputError(f"{self.path} is not empty and holds no comparison: choose another --out")
-            self.path.mkdir(parents=True, exist_ok=True)
+            require_empty(self.path)
+            self.source.check_files()
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise WriteError(self.path, error) from error
             self._write(asked)
             return asked
         try:
-            found: dict[str, Any] = parse_json(path.read_bytes())
+            with open_to_read(path) as file:
+                found: dict[str, Any] = parse_json(file.read())
+            if found.pop("sha256", None) not in (None, content_digest(found)):
+                raise InputError("it is not what was written")
             other = [name for name in asked if found.get(name) != asked[name]]
         except (ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged ({error}): remove the folder, and compare anew") from error
@@ -115,7 +140,8 @@ class Folder:
 
     def _write(self, values: Mapping[str, Any]) -> None:
         with atomic_write(self.path / "comparison.json") as file:
-            file.write(json.dumps(values, indent=1).encode() + b"\n")
+            fields = {**values, "sha256": content_digest(values)}
+            file.write(json.dumps(fields, indent=1).encode() + b"\n")
 
 
 def slug(label: str) -> str:

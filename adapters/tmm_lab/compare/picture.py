@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from numpy.typing import NDArray
 
+from tmm_adapters.files import atomic_write
+
 from ..operators.panels import GREY, colours_of
 from .results import Entry, Results
 
@@ -26,8 +28,8 @@ def draw_comparison(path: Path, results: Results) -> None:
 
     Bands and bars reach from the lowest to the highest seed. Lower is better.
     """
-    with own_style():
-        _figure(results).savefig(path, format="png")
+    with own_style(), atomic_write(path) as file:
+        _figure(results).savefig(file, format="png")
 
 
 def _figure(results: Results) -> Figure:

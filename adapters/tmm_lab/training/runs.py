@@ -51,7 +51,7 @@ from .loop_state import LoopState
 from .options import EVALUATIONS, TrainingOptions
 from .schedule import Revision, Schedule, spread
 
-__all__ = ["DESCRIPTION", "ParsedRun", "Run", "require_new"]
+__all__ = ["DESCRIPTION", "ParsedRun", "Run", "content_digest", "require_new"]
 
 RUNS = Path("runs")
 FORMAT, VERSION = "tmm-run", 1
@@ -151,7 +151,7 @@ class Run:
                 raise InputError(f"expected an object, got a {type(description).__name__}")
             known = (description.pop("format"), description.pop("version")) == (FORMAT, VERSION)
             sha256 = description.pop(_SHA256, None)
-            intact = sha256 in (None, _digest(description))
+            intact = sha256 in (None, content_digest(description))
         except (ValueError, KeyError, RecursionError) as error:
             raise InputError(
                 f"{path} is damaged ({error}): the run cannot be used; its models are in {folder / MODEL} and "
@@ -193,7 +193,7 @@ class Run:
         """Change the description on the disk; it is there whole at every moment."""
         description = {**self.description, **changes}
         with atomic_write(self.folder / DESCRIPTION) as file:
-            fields = {"format": FORMAT, "version": VERSION, **description, _SHA256: _digest(description)}
+            fields = {"format": FORMAT, "version": VERSION, **description, _SHA256: content_digest(description)}
             file.write(json.dumps(fields, indent=2).encode() + b"\n")
         self.description = description
 
@@ -301,6 +301,6 @@ def _is_revision(value: Any) -> bool:
     return isinstance(value, list) and len(value) == len(Revision._fields) and all(type(x) is int for x in value)
 
 
-def _digest(description: Mapping[str, Any]) -> str:
+def content_digest(description: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a description, whatever the order and the layout of its fields."""
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
