@@ -36,6 +36,7 @@ __all__ = [
     "SUMS",
     "WriteError",
     "add_sum",
+    "as_json",
     "atomic_folder",
     "atomic_write",
     "check",
@@ -222,6 +223,11 @@ def open_to_read(path: Path) -> BufferedReader:
         raise NotAFileError(f"{path} is a folder, and a file is read there: name one") from error
     except PermissionError as error:
         raise NotAllowedError(f"{path} is there, but you may not read it: ask its owner to let you") from error
+
+
+def as_json(value: Any) -> str:
+    """Return plain data as JSON that people read."""
+    return json.dumps(value, indent=2) + "\n"
 
 
 def parse_json(data: str | bytes) -> Any:

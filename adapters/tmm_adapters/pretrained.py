@@ -1,4 +1,4 @@
-"""Model folders: `config.json`, `model.safetensors` and, where the model has one, `tokenizer.json`.
+"""Model folders: `config.json`, `model.safetensors` and, where the model has one, `tokenizer.json`; and `hub`'s files.
 
 `config.json` holds the fields of the configuration and, as `model_type`, the name of its architecture, which decides
 what is loaded. The tensors have the names of the parameters, so a folder serves every framework of the architecture. A
@@ -9,7 +9,6 @@ tells what was written, and nothing else is read; folders of other tools, which 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import warnings
@@ -24,7 +23,8 @@ from tmm_core.fields import Configuration
 from .architecture import ModelConfig, architectures, config_from_dict, get_architecture
 from .checkpoints import CONFIG, WEIGHTS, find_model
 from .devices import torch_device
-from .files import atomic_folder, check, open_to_read, parse_json, require_empty
+from .files import as_json, atomic_folder, check, open_to_read, parse_json, require_empty
+from .hub import hub_files
 
 if TYPE_CHECKING:
     from .tokenizers import Tokenizer
@@ -93,6 +93,7 @@ def save_params(
     tokenizer: Tokenizer | None = None,
     *,
     join_documents: bool = False,
+    results: Mapping[str, float] | None = None,
 ) -> None:
     """Write parameters as a new model folder, from which `load_params` returns them.
 
@@ -108,6 +109,8 @@ def save_params(
         What turns text into the model's token ids.
     join_documents : bool
         Whether documents that share a context see each other, as in the model's training.
+    results : mapping, optional
+        Numbers of the training by name, for the model card.
 
     Raises
     ------
@@ -119,18 +122,26 @@ def save_params(
     folder = Path(folder)
     require_empty(folder)
     with atomic_folder(folder) as temporary:
-        write_model(temporary, params, config, tokenizer, join_documents=join_documents)
+        write_model(temporary, params, config, tokenizer, join_documents=join_documents, results=results)
 
 
 def write_model(
-    folder: Path, params: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer | None, *, join_documents: bool
+    folder: Path,
+    params: Mapping[str, Any],
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    *,
+    join_documents: bool,
+    results: Mapping[str, float] | None = None,
 ) -> None:
-    """Write the files of a model into the existing `folder`."""
+    """Write the files of a model into the existing `folder`; see `save_params`."""
     fields = get_architecture(config.model_type).file_fields(config)
     write_json(folder / CONFIG, fields | ({_JOINS: True} if join_documents else {}))
     write_tensors(folder / WEIGHTS, params)
     if tokenizer is not None:
         tokenizer.save(folder)
+    for name, text in hub_files(fields, config, tokenizer, results or {}).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def read_config(folder: str | os.PathLike[str]) -> ModelConfig:
@@ -323,7 +334,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain data as JSON."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    path.write_text(as_json(value), encoding="utf-8")
 
 
 def _contiguous(tensor: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tmm_core import TMMConfig, lm
 
-from .architecture import Architecture, Heatmap, JaxFunctions
+from .architecture import Architecture, Heatmap, JaxFunctions, config_to_dict
+from .hub import AUTO_MAP
 from .words import counted
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ class TMM(Architecture[TMMConfig]):
     def decayed_names(self, config: TMMConfig, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
         """Return the weights of linear maps."""
         return lm.decayed_names(config)
+
+    def file_fields(self, config: TMMConfig) -> dict[str, Any]:
+        """Return what transformers reads, and the configuration itself as `tmm`."""
+        theirs = {"architectures": ["TMMForCausalLM"], "auto_map": AUTO_MAP, "model_type": config.model_type}
+        return {**theirs, "tmm": config_to_dict(config)}
 
     def check_params(self, params: Mapping[str, Any], config: TMMConfig) -> None:
         """Refuse parameters that are not those of `config`."""

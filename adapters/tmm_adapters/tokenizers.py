@@ -56,6 +56,10 @@ class Tokenizer(Protocol):
         """The id that follows each document."""
 
     @property
+    def end_name(self) -> str:
+        """What the `tokenizer.json` calls that id."""
+
+    @property
     def fingerprint(self) -> str:
         """Equal for tokenizers that give equal ids."""
 
@@ -102,6 +106,7 @@ class ByteTokenizer(_Call):
 
     vocab_size = 257
     end_of_text = 256
+    end_name = END_OF_TEXT
     fingerprint = "bytes"
 
     def encode(self, text: str) -> list[int]:
@@ -168,7 +173,7 @@ class SubwordTokenizer(_Call):
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
         self._source = source
-        self._end = ends[0]
+        self.end_name: str = ends[0]
         self.vocab_size: int = max(vocabulary.values()) + 1
         self.end_of_text: int = vocabulary[ends[0]]
         self.fingerprint: str = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
@@ -194,8 +199,8 @@ class SubwordTokenizer(_Call):
         for text, ids, back in zip(texts, batch, self._tokenizer.decode_batch(batch), strict=True):
             if self.end_of_text in ids:
                 raise InputError(
-                    f"{self._source} takes {self._end!r} for the end of a text wherever a text spells it, as in "
-                    f"{_excerpt(text, text.find(self._end))}: choose another tokenizer, or train one with --vocab"
+                    f"{self._source} takes {self.end_name!r} for the end of a text wherever a text spells it, as in "
+                    f"{_excerpt(text, text.find(self.end_name))}: choose another tokenizer, or train one with --vocab"
                 )
             if back != text:
                 pairs = enumerate(itertools.zip_longest(text, back))

@@ -156,7 +156,7 @@ def test_missing_folders_and_later_versions_are_refused(foreign: Path, tmp_path:
     with pytest.raises(FileNotFoundError, match="there is no model folder"):
         read_config(tmp_path / "nowhere")
     fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**fields, "n_experts": 2}))
+    (folder / "config.json").write_text(json.dumps({**fields, "tmm": {**fields["tmm"], "n_experts": 2}}))
     with pytest.raises(ValueError, match=r"unknown fields \['n_experts'\].*update"):
         read_config(folder)
 
@@ -165,10 +165,10 @@ def test_the_configuration_names_the_architecture(foreign: Path) -> None:
     folder = foreign
     fields = json.loads((folder / "config.json").read_text())
     assert fields["model_type"] == "tmm"
-    (folder / "config.json").write_text(json.dumps({**fields, "model_type": "ttm"}))
+    (folder / "config.json").write_text(json.dumps({**fields, "tmm": {**fields["tmm"], "model_type": "ttm"}}))
     with pytest.raises(LookupError, match=r"config\.json: unknown architecture 'ttm': choose one of .*tmm"):
         load_model(folder)
-    del fields["model_type"]
+    del fields["tmm"]["model_type"]
     (folder / "config.json").write_text(json.dumps(fields))
     with pytest.raises(ValueError, match="does not describe a model: expected the field 'model_type'"):
         load_model(folder)

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_no_file_of_a_run_is_a_pickle(in_torch: Path) -> None:
     suffixes = {path.suffix for path in in_torch.rglob("*") if path.is_file()}
-    assert suffixes == {".json", ".jsonl", ".png", ".safetensors", ".txt", ""}  # the text itself has none
+    assert suffixes == {".json", ".jsonl", ".md", ".png", ".py", ".safetensors", ".txt", ""}  # the text itself has none
 
 
 def test_every_held_out_byte_is_paid_for_once(in_torch: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from .generation import TextGeneration
 from .outputs import Output
 from .streaming import FilterStreaming
 
-__all__ = ["MLP", "Block", "LanguageModel", "TokenMixing"]
+__all__ = ["MLP", "Block", "LanguageModel", "Network", "TokenMixing"]
 
 
 class TokenMixing(nn.Module):
@@ -106,63 +106,32 @@ class Block(nn.Module):
         return x
 
 
-class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
-    """The whole model: embedding, blocks, output projection.
+class Network(FilterStreaming, TextGeneration, nn.Module):
+    """The modules of the whole model and what they compute: embedding, blocks, output projection.
 
-    Parameters
-    ----------
-    config : TMMConfig
-        The model.
-    seed : int or None
-        Seed of the initial parameters, which are those of `tmm_core.lm.init_params` on every framework; None leaves
-        the parameters on the `meta` device, without values.
+    Who derives from it fills the parameters: `LanguageModel`, and the model of `tmm_adapters.hf`.
     """
 
-    def __init__(self, config: TMMConfig, *, seed: int | None = 0) -> None:
-        """Make the model and its initial parameters."""
-        super().__init__()
+    tmm: TMMConfig
+    """The model."""
+
+    def make_modules(self, config: TMMConfig) -> None:
+        """Make the modules, with parameters on the `meta` device: shapes only, without values."""
         lm.check_config(config)
-        self.config = config
-        device = torch.get_default_device()
-        with torch.device("meta"):  # shapes only: values come from one NumPy generator, not from torch's own
+        self.tmm = config
+        with torch.device("meta"):  # values come from one NumPy generator, not from torch's own
             self.embed = nn.Embedding(config.vocab_size, config.d_model)
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
             self.final_norm = _norm(config) if config.final_norm else nn.Identity()
             tied = config.tie_embeddings
             self.unembed = None if tied else nn.Linear(config.d_model, config.vocab_size, bias=False)
-        frozen = lm.frozen_names(config)
+        self.freeze()
+
+    def freeze(self) -> None:
+        """Let the parameters that are not trained require no gradient."""
+        frozen = lm.frozen_names(self.tmm)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name not in frozen)
-        if seed is not None and device.type != "meta":
-            self._fill(lm.init_params(config, np.random.default_rng(seed)), device)
-
-    @classmethod
-    def from_params(cls, params: Mapping[str, Any], config: TMMConfig) -> LanguageModel:
-        """Return the model with copies of `params`, arrays of any library under the names of `tmm_core.lm`.
-
-        Raises
-        ------
-        TypeError
-            If a parameter is no floating array.
-        ValueError
-            If names or shapes are not those of `config`.
-        """
-        lm.check_params(params, config)
-        model = cls(config, seed=None)
-        model._fill(params, torch.get_default_device())
-        return model
-
-    def params(self) -> dict[str, Any]:
-        """Return copies of the parameters as NumPy arrays, for `tmm_core.lm`."""
-        state = self.state_dict()
-        return {name: share(state[name].cpu(), np).copy() for name in lm.parameter_shapes(self.config)}
-
-    def _fill(self, params: Mapping[str, Any], device: torch.device) -> None:
-        tensors = {
-            name: (p.detach() if isinstance(p, Tensor) else share(p, torch)).to(device, copy=True)
-            for name, p in params.items()
-        }
-        self.load_state_dict(tensors, assign=True)
 
     def forward(
         self,
@@ -201,11 +170,20 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
 
     def residual_stream(self, input_ids: Tensor, documents: Tensor | None = None, *, mix: Mix | None = None) -> Tensor:
         """Return what comes out of the last block, (b, n, d), or (b, d) where `mix` takes the next of a stream."""
-        x = self.embed(input_ids)  # (b, n) -> (b, n, d)
-        positions = lm.positions_of(documents, self.config)
+        return self.through_blocks(self.embed(input_ids), documents, mix=mix)  # (b, n) -> (b, n, d)
+
+    def through_blocks(self, x: Tensor, documents: Tensor | None = None, *, mix: Mix | None = None) -> Tensor:
+        """Return what comes out of the last block, of the shape of `x`, the embedded tokens."""
+        positions = lm.positions_of(documents, self.tmm)
         for i, block in enumerate(self.blocks):
-            x = block(x, documents, positions, None if mix is None else functools.partial(_of_block, mix, i))
-        return cast(Tensor, x)
+            x = self.through(
+                block, x, documents, positions, None if mix is None else functools.partial(_of_block, mix, i)
+            )
+        return x
+
+    def through(self, block: nn.Module, *given: Any) -> Tensor:
+        """Return what comes out of a block."""
+        return cast(Tensor, block(*given))
 
     def filters(self) -> dict[str, lm.Filter]:
         """Return the token-mixing layers, in their order, by the names of their lags."""
@@ -224,12 +202,62 @@ class LanguageModel(FilterStreaming, TextGeneration, nn.Module):
     @property
     def vocab_size(self) -> int:
         """How many tokens there are."""
-        return self.config.vocab_size
+        return self.tmm.vocab_size
 
     @property
     def longest_text(self) -> float:
         """How many tokens a text can have, infinity without a position bias."""
-        return self.config.longest_text
+        return self.tmm.longest_text
+
+
+class LanguageModel(Network):
+    """The whole model.
+
+    Parameters
+    ----------
+    config : TMMConfig
+        The model.
+    seed : int or None
+        Seed of the initial parameters, which are those of `tmm_core.lm.init_params` on every framework; None leaves
+        the parameters on the `meta` device, without values.
+    """
+
+    def __init__(self, config: TMMConfig, *, seed: int | None = 0) -> None:
+        """Make the model and its initial parameters."""
+        super().__init__()
+        self.config = config
+        self.make_modules(config)
+        device = torch.get_default_device()
+        if seed is not None and device.type != "meta":
+            self._fill(lm.init_params(config, np.random.default_rng(seed)), device)
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any], config: TMMConfig) -> LanguageModel:
+        """Return the model with copies of `params`, arrays of any library under the names of `tmm_core.lm`.
+
+        Raises
+        ------
+        TypeError
+            If a parameter is no floating array.
+        ValueError
+            If names or shapes are not those of `config`.
+        """
+        lm.check_params(params, config)
+        model = cls(config, seed=None)
+        model._fill(params, torch.get_default_device())
+        return model
+
+    def params(self) -> dict[str, Any]:
+        """Return copies of the parameters as NumPy arrays, for `tmm_core.lm`."""
+        state = self.state_dict()
+        return {name: share(state[name].cpu(), np).copy() for name in lm.parameter_shapes(self.config)}
+
+    def _fill(self, params: Mapping[str, Any], device: torch.device) -> None:
+        tensors = {
+            name: (p.detach() if isinstance(p, Tensor) else share(p, torch)).to(device, copy=True)
+            for name, p in params.items()
+        }
+        self.load_state_dict(tensors, assign=True)
 
 
 def _of_block(mix: Mix, i: int, name: str, x: Tensor) -> Tensor:

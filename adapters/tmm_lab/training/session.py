@@ -289,6 +289,13 @@ def _finish(job: Job, trainer: Trainer, loop: Loop, reporter: Reporter, *, memor
             baselines=run.description["baselines"],
             heatmap=job.architecture.heatmap(config, trainer.parameters(job.architecture.is_logged)),
         )
-    save_params(run.model, trainer.parameters(), config, job.data.tokenizer, join_documents=job.options.join_documents)
+    save_params(
+        run.model,
+        trainer.parameters(),
+        config,
+        job.data.tokenizer,
+        join_documents=job.options.join_documents,
+        results={"held-out bits per byte": bits, "training tokens": tokens},
+    )
     run.describe(finished=True, bits_per_byte=bits)
     reporter.done(bits, tokens, memory=memory)
