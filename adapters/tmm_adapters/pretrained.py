@@ -1,9 +1,10 @@
 """Model folders: `config.json`, `model.safetensors` and, where the model has one, `tokenizer.json`; and `hub`'s files.
 
 `config.json` holds the fields of the configuration and, as `model_type`, the name of its architecture, which decides
-what is loaded. The tensors have the names of the parameters, so a folder serves every framework of the architecture. A
-folder is written under a temporary name and renamed when complete: it is there whole, or not at all. `SHA256SUMS` in it
-tells what was written, and nothing else is read; folders of other tools, which have none, are read as they are.
+what is loaded; where transformers loads the folder as well they are its field `tmm`, beside those of transformers. The
+tensors have the names of the parameters, so a folder serves every framework of the architecture. A folder is written
+under a temporary name and renamed when complete: it is there whole, or not at all. `SHA256SUMS` in it tells what was
+written, and nothing else is read; folders of other tools, which have none, are read as they are.
 """
 
 from __future__ import annotations
