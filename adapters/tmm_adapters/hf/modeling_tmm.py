@@ -256,7 +256,8 @@ def _refuse_others(others: dict[str, Any], output_attentions: bool | None) -> No
             "a TMM has no attention maps: what mixes its tokens are the filters of model.filters(), the same for every "
             "text; leave output_attentions out"
         )
-    unknown = sorted(name for name, value in others.items() if isinstance(value, Tensor))
+    known = {"cache_position"}  # in transformers 5.0 generate gives it to every model; the cache knows it
+    unknown = sorted(name for name, value in others.items() if isinstance(value, Tensor) and name not in known)
     if unknown:
         raise InputTypeError(
             f"unknown arguments {', '.join(unknown)}: leave them out; positions are counted from attention_mask, and "
