@@ -16,6 +16,8 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from .tables import filled
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -66,7 +68,7 @@ def note(text: str) -> None:
     A bar in a terminal lets the line through above itself.
     """
     if _shower is not None:
-        print(f"tmm: {text}", file=sys.stderr, flush=True)
+        print(filled(f"tmm: {text}", to=sys.stderr), file=sys.stderr, flush=True)
 
 
 @contextmanager

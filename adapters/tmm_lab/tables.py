@@ -6,20 +6,21 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 __all__ = ["filled", "markdown", "numbers", "terminal_width"]
 
 _PARAGRAPH = 100  # columns, at most
 
 
-def terminal_width() -> int | None:
-    """Return the columns of the terminal that standard output goes to; None where it goes elsewhere, without an end."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def terminal_width(to: TextIO | None = None) -> int | None:
+    """Return the columns of the terminal that a stream, by default standard output, goes to; None where it is none."""
+    return shutil.get_terminal_size().columns if (to or sys.stdout).isatty() else None
 
 
-def filled(text: str, *, indent: str = "") -> str:
+def filled(text: str, *, indent: str = "", to: TextIO | None = None) -> str:
     """Return paragraphs with lines that the terminal has room for, and that can be read; no word is parted."""
-    width = terminal_width()
+    width = terminal_width(to)
     width = sys.maxsize if width is None else min(_PARAGRAPH, width)
     return "\n".join(
         textwrap.fill(

@@ -23,7 +23,7 @@ from tmm_lab import progress, slow_imports
 from tmm_lab.cli import COMMANDS, main
 from tmm_lab.evaluation import measure
 from tmm_lab.evaluation.measure import Writing
-from tmm_lab.progress import shown, shown_in, waiting
+from tmm_lab.progress import note, shown, shown_in, waiting
 from tmm_lab.slow_imports import TITLES
 from tmm_lab.training.display import TerminalDisplay
 
@@ -70,10 +70,25 @@ def test_lines_begin_after_two_seconds_and_come_every_ten(
         for now[0] in (9.0, 10.0, 15.0, 20.0):
             advance(100)
     assert capsys.readouterr().err == "tmm: reading, 200 of 500\ntmm: reading, 400 of 500\n"
+    monkeypatch.setattr(progress, "_FIRST", 0.3)
     with shown(), waiting("nothing"):
         pass
-    time.sleep(0.05)
+    time.sleep(0.4)
     assert capsys.readouterr().err == "", "what is short is not told"
+
+
+def test_a_note_parts_no_word_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is one line elsewhere, whatever standard output is."""
+    monkeypatch.setenv("COLUMNS", "30")
+    for terminal in (True, False):
+        stderr = io.StringIO()
+        monkeypatch.setattr(stderr, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr("sys.stderr", stderr)
+        with shown():
+            note("of this text, every word is in /a/folder/with/a/rather/long/name")
+        lines = stderr.getvalue().splitlines()
+        assert len(lines) == (3 if terminal else 1)
+        assert " ".join(lines) == "tmm: of this text, every word is in /a/folder/with/a/rather/long/name"
 
 
 def test_only_the_command_line_and_its_first_process_speak(

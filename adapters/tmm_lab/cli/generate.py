@@ -19,6 +19,7 @@ from tmm_adapters.words import counted
 from tmm_core.errors import InputError, MissingFileError
 
 from ..progress import hidden, waiting
+from ..tables import filled
 from .fields import CommandParser, as_text, path
 from .model_options import add_model_options, check_backend, model_folder
 
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             on_text=writer.write,
         )
         writer.end()
-    print(_metrics(writing, model.longest_text), folder, sep="; ", file=sys.stderr)
+    print(filled(f"{_metrics(writing, model.longest_text)}; {folder}", to=sys.stderr), file=sys.stderr)
     return 0
 
 
