@@ -18,7 +18,7 @@ from tmm_core.backend import (
     StreamLayer,
     definition_correlate,
     definition_matmul,
-    nan_mask_of_lags,
+    nan_mask_up_to,
     result_dtype,
     result_dtype_name,
     share,
@@ -159,12 +159,8 @@ class NumbaEngine:
                 rescaled.add(*part)
             c[undone, :, :used] = rescaled.total()[undone]
             if not rescaled.finite:
-                bad_x, bad_g = (bad if bad.any() else None for bad in (~np.isfinite(x), ~np.isfinite(g)))
-                mask = nan_mask_of_lags(
-                    x, g, bad_x, bad_g, lags=lags, heads=heads, kernel_size=kernel_size,
-                    segment_ids=segment_ids,
-                )  # fmt: skip
-                c[mask] = np.nan
+                from_x, from_g = _reaches(x, g, _signals(x, segment_ids), heads)
+                c[nan_mask_up_to(from_x, from_g, lags=lags, kernel_size=kernel_size)] = np.nan
         with np.errstate(over="ignore"):  # what a half cannot hold is infinite, as in products
             return c.astype(dtype)
 
@@ -198,6 +194,20 @@ def _multiply(y: Array, w: Array, filters: Filters, x: Array, signals: Signals, 
     if undone.any():
         log.debug(SCALED, undone.sum(), undone.size, "signals")
         multiply_rescaled(y, w, x, signals[undone], arithmetic, adjoint)
+
+
+def _reaches(x: Array, g: Array, signals: Signals, heads: int) -> Iterator[Array]:
+    """Yield, for x and g, the most lags that an entry of a channel reaches which is not finite, -1 for none.
+
+    One of x reaches those up to its distance from the end of its signal, one of g up to that from the start.
+    """
+    since = np.arange(signals.length.sum(), dtype=np.int32)
+    since -= np.repeat(since[np.cumsum(signals.length) - signals.length], signals.length)
+    left = np.repeat(signals.length.astype(np.int32) - 1, signals.length) - since
+    for a, reach in ((x, left), (g, since)):
+        bad = ~np.isfinite(a).reshape(len(reach), -1)
+        farthest = np.where(bad, reach[:, None], np.int32(-1)).max(axis=0) if bad.any() else np.full(a.shape[-1], -1)
+        yield farthest.reshape(heads, -1)
 
 
 def _signals(x: Array, segment_ids: Array | None) -> Signals:
