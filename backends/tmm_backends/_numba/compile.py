@@ -13,7 +13,7 @@ import numba
 from .machine_code import FOLDER, KeptCode
 from .target import FAST
 
-__all__ = ["device_function", "exact_kernel", "kernel"]
+__all__ = ["device_function", "exact_device_function", "exact_kernel", "kernel"]
 
 
 def device_function(function: Callable[..., Any], fastmath: Collection[str] = FAST) -> Any:
@@ -52,6 +52,7 @@ def kernel(function: Callable[..., Any], fastmath: Collection[str] = FAST) -> An
     return call
 
 
+exact_device_function = functools.partial(device_function, fastmath=())
 exact_kernel = functools.partial(kernel, fastmath=())
 """The same, with every operation in the order in which it is written."""
 

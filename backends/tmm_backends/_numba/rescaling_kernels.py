@@ -9,24 +9,55 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compile import exact_kernel
+from .compile import exact_device_function, exact_kernel
 
 __all__ = ["mark_nan", "measure", "normalize", "restore"]
+
+
+WIDE = 64
+"""Entries that are computed at once, of as many times as they hold, so that few channels fill registers, too."""
+
+
+@exact_device_function
+def wide(x):
+    """Return how many entries of x are computed at once: whole times."""
+    return max(WIDE // x.shape[2], 1) * x.shape[2]
+
+
+@exact_device_function
+def entries(x, signal):
+    """Return the first entry of a signal in all of x, and the one after its last."""
+    row, start, n = signal
+    begin = (row * x.shape[1] + start) * x.shape[2]
+    return begin, begin + n * x.shape[2]
+
+
+@exact_device_function
+def repeat(values, out):
+    """Fill `out` with the values of each channel, again and again."""
+    for i in range(len(out)):
+        out[i] = values[i % len(values)]
 
 
 @exact_kernel
 def measure(dtype_tags, x, signals, first, last, peaks, bad):
     """Find the largest finite magnitude of each channel, and how many of its entries are not finite."""
-    largest = np.finfo(x.dtype).max
+    largest, d = np.finfo(x.dtype).max, x.shape[2]
+    flat, most, count = x.reshape(-1), np.empty(wide(x), x.dtype), np.empty(wide(x), bad.dtype)
     for job in range(first, last):
-        row, start, n = signals[job]
-        peaks[job], bad[job] = 0, 0
-        for t in range(start, start + n):
-            for c in range(x.shape[2]):
-                size = abs(x[row, t, c])
+        begin, end = entries(x, signals[job])
+        most[:], count[:] = 0, 0
+        for at in range(begin, end, len(most)):
+            some = flat[at : min(at + len(most), end)]
+            for i in range(len(some)):
+                size = abs(some[i])
                 finite = size <= largest
-                bad[job, c] += not finite
-                peaks[job, c] = max(peaks[job, c], size if finite else 0)
+                count[i] += not finite
+                most[i] = max(most[i], size if finite else 0)
+        peaks[job], bad[job] = 0, 0
+        for i in range(len(most)):
+            peaks[job, i % d] = max(peaks[job, i % d], most[i])
+            bad[job, i % d] += count[i]
 
 
 @exact_kernel
@@ -39,24 +70,31 @@ def normalize(dtype_tags, x, signals, first, last, bits, bad, peaks, halves, out
     largest, tiny = np.finfo(x.dtype).max, np.finfo(x.dtype).tiny
     smallest = tiny * np.finfo(x.dtype).eps
     sign = bits.dtype.type(np.iinfo(bits.dtype).min)
-    near = np.empty(x.shape[2], x.dtype)
+    near, far, sums = np.empty(wide(x), x.dtype), np.empty(wide(x), x.dtype), np.empty(wide(x), x.dtype)
+    inputs, results, raw = x.reshape(-1), out.reshape(-1), bits.reshape(-1)
     for job in range(first, last):
-        row, start, n = signals[job]
-        squares[job] = 0
+        begin, end = entries(x, signals[job])
         subnormal = peaks[job].max() < tiny and bad[job].max() == 0
-        near[:] = halves[0, job]
+        repeat(halves[0, job], near)
+        repeat(halves[1, job], far)
+        sums[:] = 0
         if subnormal:
             near[:] *= smallest
-        for t in range(start, start + n):
-            for c in range(x.shape[2]):
+        for at in range(begin, end, len(near)):
+            stop = min(at + len(near), end)
+            some, result, word = inputs[at:stop], results[at:stop], raw[at:stop]
+            for i in range(len(some)):
                 if subnormal:
-                    out[row, t, c] = bits[row, t, c] & ~sign
-                    value = -out[row, t, c] if bits[row, t, c] & sign else out[row, t, c]
+                    result[i] = word[i] & ~sign
+                    value = -result[i] if word[i] & sign else result[i]
                 else:
-                    value = x[row, t, c] if abs(x[row, t, c]) <= largest else 0
-                value = value * near[c] * halves[1, job, c]
-                out[row, t, c] = value
-                squares[job, c] += value * value
+                    value = some[i] if abs(some[i]) <= largest else 0
+                value = value * near[i] * far[i]
+                result[i] = value
+                sums[i] += value * value
+        squares[job] = 0
+        for i in range(len(sums)):
+            squares[job, i % x.shape[2]] += sums[i]
 
 
 @exact_kernel
@@ -67,28 +105,36 @@ def restore(dtype_tags, y, signals, first, last, bits, halves, noise):
     """
     largest, tiny = np.finfo(y.dtype).max, np.finfo(y.dtype).tiny
     smallest, sign = tiny * np.finfo(y.dtype).eps, bits.dtype.type(np.iinfo(bits.dtype).min)
-    peaks, factors = np.empty(y.shape[2], y.dtype), np.empty(y.shape[2], y.dtype)
+    peaks, errors = np.empty(wide(y), y.dtype), np.empty(wide(y), noise.dtype)
+    near, far = np.empty(wide(y), y.dtype), np.empty(wide(y), y.dtype)
+    results, raw = y.reshape(-1), bits.reshape(-1)
     for job in range(first, last):
-        row, start, n = signals[job]
+        begin, end = entries(y, signals[job])
+        repeat(halves[0, job], near)
+        repeat(halves[1, job], far)
+        repeat(noise[job], errors)
         peaks[:] = 0
-        for t in range(start, start + n):
-            for c in range(y.shape[2]):
-                peaks[c] = max(peaks[c], abs(y[row, t, c]))
-        if halves[0, job].max() <= 1 and (peaks * halves[0, job] * halves[1, job]).max() < tiny:
-            factors[:] = halves[0, job] / smallest
-            for t in range(start, start + n):
-                for c in range(y.shape[2]):
-                    size = np.rint(abs(y[row, t, c]) * factors[c] * halves[1, job, c])
-                    bits[row, t, c] = bits[row, t, c] & sign | bits.dtype.type(size)
+        for at in range(begin, end, len(peaks)):
+            some = results[at : min(at + len(peaks), end)]
+            for i in range(len(some)):
+                peaks[i] = max(peaks[i], abs(some[i]))
+        if near.max() <= 1 and (peaks * near * far).max() < tiny:
+            near[:] /= smallest
+            for at in range(begin, end, len(near)):
+                some, word = results[at : min(at + len(near), end)], raw[at : min(at + len(near), end)]
+                for i in range(len(some)):
+                    size = np.rint(abs(some[i]) * near[i] * far[i])
+                    word[i] = word[i] & sign | bits.dtype.type(size)
             continue
-        for t in range(start, start + n):
-            for c in range(y.shape[2]):
-                value, near, far = y[row, t, c], halves[0, job, c], halves[1, job, c]
-                result = value * near * far
+        for at in range(begin, end, len(near)):
+            some = results[at : min(at + len(near), end)]
+            for i in range(len(some)):
+                value = some[i]
+                result = value * near[i] * far[i]
                 if not abs(result) <= largest:
-                    least = max(abs(value) - noise[job, c], 0) * near * far
+                    least = max(abs(value) - errors[i], 0) * near[i] * far[i]
                     result = np.copysign(largest if least <= largest else np.inf, value)
-                y[row, t, c] = result
+                some[i] = result
 
 
 @exact_kernel
