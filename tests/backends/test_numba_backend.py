@@ -82,6 +82,7 @@ def pairs(request):
     return st.sampled_from(request.param)
 
 
+@pytest.mark.filterwarnings("ignore:w of shape:UserWarning")  # it may look like signals where a head is narrow
 @IN_TURN
 @given(shapes, st.booleans(), st.data())
 def test_products_of_any_arrays(pairs, case, adjoint, data):
