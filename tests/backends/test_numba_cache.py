@@ -83,7 +83,7 @@ def test_a_product_is_compiled_once(package, tmp_path):
     *logged, result = call(package, PRODUCT, **cache)
     assert result == "compiled [1.0, 12.0, 120.0]"
     assert len(logged) == 1
-    assert "compiling the Numba kernel product_directly for float32" in logged[0]
+    assert "compiling the Numba kernel product_along_time for float32" in logged[0]
     assert f"kept in {tmp_path / 'cache'}" in logged[0]
     files = files_of(tmp_path / "cache")
     assert call(package, PRODUCT, **cache) == ["loaded [1.0, 12.0, 120.0]"]
