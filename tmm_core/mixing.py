@@ -121,8 +121,10 @@ def mix_tokens(
             if bias is not None:
                 by_head = by_head + _at(xp, *_within(xp, xp.reshape(bias, (heads, bias.shape[-1])), positions, n), n)
         y = xp.reshape(by_head, x.shape)
-    # Only now: in float16 the sums that a mean divides by may be too large.
-    return y if y.dtype == x.dtype else xp.astype(y, x.dtype)
+    if y.dtype == x.dtype:
+        return y
+    with quiet():  # only now: in float16 the sums that a mean divides by may be too large
+        return xp.astype(y, x.dtype)
 
 
 @one_operation

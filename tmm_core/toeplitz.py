@@ -7,7 +7,7 @@ from types import ModuleType
 from ._arrays.exchange import Array
 from ._arrays.properties import computed_in, conj, device_of, with_one
 from ._definition import direct
-from ._definition.toeplitz import Method
+from ._definition.toeplitz import Method, quiet
 from ._dispatch.checks import (
     check_arrays,
     check_count,
@@ -330,5 +330,6 @@ def toeplitz_matmul(column: Array, row: Array | None, x: Array, /, *, backend: s
     row = with_one(row, -1)
     above = xp.concat([xp.zeros_like(row[..., :1]), conj(row[..., 1:])], axis=-1)
     y = product(xp, column, x, None, backend=backend)
-    y = y + product(xp, above, x, None, adjoint=True, backend=backend)
-    return xp.astype(y[:p] if x.ndim == 1 else y[..., :p, :], dtype, copy=False)
+    with quiet():
+        y = y + product(xp, above, x, None, adjoint=True, backend=backend)
+        return xp.astype(y[:p] if x.ndim == 1 else y[..., :p, :], dtype, copy=False)

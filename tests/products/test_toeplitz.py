@@ -145,6 +145,31 @@ def test_solutions_are_not_lost_where_their_products_overflow(backend):
     np.testing.assert_allclose(tmm_core.causal_toeplitz_inverse(w, 6, backend=backend), exact, rtol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-30])
+def test_alarms_of_numpy_are_for_its_users_own_arithmetic(backend, scale):
+    tiny, w, bias = np.full((3, 1), 1e-30, "f4"), scale * np.asarray([[1e-30, 1e-38]]), np.full((1, 3), 1e-38, "f4")
+    short = w.astype("f4")
+
+    def results():
+        plan = tmm_core.stream_plan(short, 4, bias=bias, backend=backend)
+        y, state = tmm_core.stream_prefill(plan, tmm_core.stream_init(plan, (), 1), tiny[:2])
+        return [
+            y,
+            tmm_core.stream_step(plan, state, tiny[0])[0],
+            tmm_core.causal_toeplitz_matmul(w, tiny, backend=backend),
+            tmm_core.causal_toeplitz_correlate(tiny, tiny, lags=2, backend=backend),
+            tmm_core.toeplitz_matmul(w, None, tiny[:2], backend=backend),
+            tmm_core.mix_tokens(w, tiny, bias, softplus=True, mean=True, backend=backend),
+            tmm_core.mix_tokens(w, tiny, backend=backend),
+            tmm_core.causal_toeplitz_solve(w, tiny, backend=backend),
+        ]
+
+    expected = results()
+    with np.errstate(all="raise"):
+        for found, right in zip(results(), expected, strict=True):
+            np.testing.assert_array_equal(found, right)
+
+
 def test_a_library_without_transforms_is_served_by_sums():
     strict = import_or_skip("array_api_strict")
     w, x = RNG.standard_normal((2, 300)), RNG.standard_normal((300, 4))

@@ -31,8 +31,9 @@ def _difference(case: Case, found: Numbers, right: Expected) -> str | None:
     if found.dtype.name != ("float32" if dtype == "bfloat16" else dtype):  # NumPy reads bfloat16 as float32
         return f"dtype: expected {dtype}, got {found.dtype}"
     reach = np.maximum(np.abs(right.values.real), np.abs(right.values.imag)) + right.bound
-    apart = case.operation in ("toeplitz_matmul", "stream") or "segment_ids" in case.arrays
-    if apart or case.options.get("mean"):  # parts of a sum, and what is divided, must be representable, too
+    # Parts of a sum, and what is divided, must be representable, too.
+    parts = case.operation in ("toeplitz_matmul", "stream") or case.arrays.keys() & {"segment_ids", "bias"}
+    if parts or case.options.get("mean"):
         reach = np.maximum(reach, np.max(right.terms, initial=0))
     elif case.options.get("method") == "direct" or case.operation == "mix_tokens":
         reach = np.maximum(reach, np.max(right.terms, initial=0) * EPS["float32"])
