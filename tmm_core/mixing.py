@@ -117,7 +117,8 @@ def mix_tokens(
         by_head = xp.reshape(y, (*x.shape[:-2], n, heads, d // heads))  # (..., n, h, d/h)
         with quiet():
             if mean:
-                by_head = by_head / _at(xp, running_sums(xp, w, heads, n), positions, n)
+                lags = with_one(w, *range(w.ndim > 1, w.ndim))  # only now: the softplus of no lag is none
+                by_head = by_head / _at(xp, running_sums(xp, lags, heads, n), positions, n)
             if bias is not None:
                 by_head = by_head + _at(xp, *_within(xp, xp.reshape(bias, (heads, bias.shape[-1])), positions, n), n)
         y = xp.reshape(by_head, x.shape)
@@ -174,7 +175,7 @@ def lags_of(xp: ModuleType, w: Array, *, softplus: bool, mean: bool) -> Array:
         w = float32_at_least(xp, w)
     if softplus:
         w = _softplus(xp, w)
-    return with_one(w, *range(w.ndim > 1, w.ndim))  # only now: the softplus of no lag is none
+    return w
 
 
 def _heads(w: Array) -> int:

@@ -60,8 +60,9 @@ def test_nothing_has_a_softplus_of_nothing(name, backend, w):
     lags, x, bias = ones(library, *w), ones(library, 2, 3, 2 * w[0]), ones(library, w[0], 3)
     for mean in (False, True):
         options = {"softplus": True, "mean": mean, "backend": "array_api" if name == "dask" else backend}
-        y = tmm_core.mix_tokens(lags, x, bias, **options)
-        np.testing.assert_array_equal(library.to_numpy(y), np.full((2, 3, 2 * w[0]), np.nan if mean else 1.0))
+        for signals in (x, x * float("inf")):  # which no lag reads
+            y = tmm_core.mix_tokens(lags, signals, bias, **options)
+            np.testing.assert_array_equal(library.to_numpy(y), np.full((2, 3, 2 * w[0]), np.nan if mean else 1.0))
         if (name, w[0]) == ("dask", 0):
             continue  # Dask reshapes nothing to nothing only
         plan = tmm_core.stream_plan(lags, 3, bias=bias, **options)

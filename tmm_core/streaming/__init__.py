@@ -16,6 +16,7 @@ from .._arrays.properties import (
     result_dtype,
     result_dtype_name,
     values_within_reach,
+    with_one,
 )
 from .._arrays.strictness import with_jax_defaults
 from .._dispatch import choice
@@ -125,6 +126,7 @@ def stream_plan(
         check_bias_heads(w, bias)
         bias = _table(xp, xp.reshape(_detached(bias), (heads, bias.shape[-1]))[:, : min(capacity, bias.shape[-1])])
     w = lags_of(xp, _detached(w), softplus=softplus, mean=mean)
+    w = with_one(w, *range(w.ndim > 1, w.ndim))  # only now: the softplus of no lag is none
     # Beyond the last lag they stay as they are.
     sums = _table(xp, running_sums(xp, w, heads, min(capacity, w.shape[-1]))) if mean else None
     lags = xp.reshape(w, (heads, w.shape[1] if w.ndim == 3 else 1, w.shape[-1]))
