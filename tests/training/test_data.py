@@ -122,7 +122,9 @@ def test_preparation_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
         assert sum(done) == total, what
 
 
-def test_a_run_may_be_in_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+def test_a_run_may_be_in_a_folder_whose_name_is_no_text(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     if sys.platform != "linux":
         skip_without("linux", "other systems have no such names")
     (tmp_path / "text").write_bytes(written(0, 20_000))
@@ -135,3 +137,4 @@ def test_a_run_may_be_in_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
     model = str(run.model)
     assert main(["generate", model, "--prompt", "a", "--tokens", "2", "--device", "cpu"]) == 0
     assert main(["index", model]) == 0
+    assert os.fsencode(model) in capsysbinary.readouterr().out  # what is left there is reported as text
