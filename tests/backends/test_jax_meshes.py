@@ -72,9 +72,18 @@ def test_every_engine_computes_arrays_of_many_devices_outside_of_programs():
                         np.testing.assert_allclose(call(), expected, atol=1e-3)
                         computed.add(backend)
         print(sorted(computed) == sorted({"auto", *tmm_core.available_backends()} - {"cupy"}))
+
+        def fail(*arrays, **options):
+            raise FloatingPointError("out of cheese")
+
+        tmm_core.get_backend("numpy").engine.correlate = fail
+        try:
+            tmm_core.causal_toeplitz_correlate(spread, out, lags=40, heads=2, backend="numpy")
+        except FloatingPointError as error:
+            print(error)
         """
     )
-    assert done.stdout == "True\n"
+    assert done.stdout == "True\nout of cheese\n"
 
 
 EXPLICIT = """

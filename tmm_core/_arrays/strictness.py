@@ -94,6 +94,7 @@ def _explicit_mesh(jax: Any, arguments: Iterable[Any]) -> Any:
 def _automatically(jax: Any, mesh: Any, function: Callable[..., R], args: Any, kwargs: Any) -> R:
     """Return what a function returns of arguments whose arrays JAX may divide as it sees fit."""
     Auto, Explicit, P = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit, jax.sharding.PartitionSpec
+    concrete = isinstance(mesh, jax.sharding.Mesh)
     automatic = _retyped(jax, mesh, [Auto if kind == Explicit else kind for kind in mesh.axis_types])
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_no_container)
     cut: list[tuple[tuple[int, ...], Any]] = []
@@ -102,10 +103,9 @@ def _automatically(jax: Any, mesh: Any, function: Callable[..., R], args: Any, k
             sharding = jax.typeof(leaf).sharding if isinstance(leaf, jax.Array) else None
             if sharding is not None and Explicit in sharding.mesh.axis_types:
                 cut.append((leaf.shape, sharding.spec))
-            elif sharding is None or isinstance(leaf, jax.core.Tracer) or not sharding.mesh.empty:
-                continue
-            # Says no more of its axes, and moves nothing but arrays of one device.
-            leaves[i] = jax.sharding.reshard(leaf, jax.sharding.NamedSharding(automatic, P()))
+                leaves[i] = jax.sharding.reshard(leaf, P())  # says no more of its axes; nothing is moved
+            elif sharding is not None and sharding.mesh.empty and concrete and not isinstance(leaf, jax.core.Tracer):
+                leaves[i] = jax.device_put(leaf, jax.sharding.NamedSharding(automatic, P()))  # from one device
         args, kwargs = jax.tree.unflatten(tree, leaves)
         result = function(*args, **kwargs)
 
@@ -113,7 +113,7 @@ def _automatically(jax: Any, mesh: Any, function: Callable[..., R], args: Any, k
         if not isinstance(leaf, jax.Array):  # a stream, for example, which keeps its arrays to itself
             return leaf
         sharding = jax.sharding.NamedSharding(mesh, P(*_cut_like(leaf.shape, cut)))
-        if isinstance(leaf, jax.core.Tracer) or not isinstance(mesh, jax.sharding.Mesh):
+        if isinstance(leaf, jax.core.Tracer) or not concrete:
             return jax.sharding.reshard(leaf, sharding)
         return jax.device_put(leaf, sharding)  # from a program, JAX could not read empty arrays that are cut
 

@@ -141,8 +141,11 @@ def _concrete(
         result: Array = evaluated(engine, *arrays, **options)
         # JAX may use memory anew that nobody holds any more, and does not know that another library still reads it.
         return result.block_until_ready() if on_one and not engine.owns(arrays[0]) else result
-    spread: Array = _compiled(operation)(*arrays, engine=engine, **options)
-    return spread
+    try:
+        spread: Array = _compiled(operation)(*arrays, engine=engine, **options)
+        return spread.block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        raise host.cause_of(error) from None
 
 
 def _is_on_first_cpu(array: Array) -> bool:

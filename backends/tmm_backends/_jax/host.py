@@ -10,6 +10,7 @@ callbacks).
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import ctypes
 import dis
@@ -33,7 +34,7 @@ from tmm_core.backend import Engine, UnsupportedError, get_backend
 
 from . import evaluate
 
-__all__ = ["call"]
+__all__ = ["call", "cause_of"]
 
 TARGET = "tmm_core_host_engine"
 
@@ -128,7 +129,8 @@ def _text(address: int) -> bytes:
 
 def _error(api: int, error: BaseException) -> int | None:
     """Return what tells XLA of an error: the program that called raises it."""
-    message = ctypes.create_string_buffer(f"{type(error).__name__}: {error}".encode())
+    _told.append(error)
+    message = ctypes.create_string_buffer(_message(error).encode())
     arguments = (ctypes.c_int64 * 4)(32, 0, ctypes.addressof(message), INTERNAL)
     create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_words(api, ERROR_CREATE + 1)[ERROR_CREATE])
     made: int | None = create(ctypes.addressof(arguments))
@@ -185,13 +187,27 @@ def _answer(address: int) -> None:
 
 # Exceptions ----------------------------------------------------------------------------------------------------------
 #
-# An error that XLA is told of reaches the caller as a ValueError, whatever it was. On the main thread, where small
-# programs run, Python's handlers of signals raise: a KeyboardInterrupt, the end of a time limit. There XLA is told that
-# all went well, and the interpreter is asked to raise the exception itself where it next asks for signals: at the end
-# of the call of the program, whose result nobody sees, or in the program's next call of an engine, which does the same.
+# An error that XLA is told of reaches who waits for the program as an error of JAX's, whatever it was; `cause_of` finds
+# it where the bridge itself waits. On the main thread, where small programs run, Python's handlers of signals raise: a
+# KeyboardInterrupt, the end of a time limit. There XLA is told that all went well, and the interpreter is asked to
+# raise the exception itself where it next asks for signals: at the end of the call of the program, whose result nobody
+# sees, or in the program's next call of an engine, which does the same.
 #
 # The interpreter asks at the entry of a function, after a call and where a loop goes round. In `_serve` none of these
 # may lie outside of its `try`: ctypes would print the exception, drop it and return any number to XLA.
+
+
+_told: collections.deque[BaseException] = collections.deque(maxlen=16)
+"""The last errors that XLA was told of; it hands on their messages only."""
+
+
+def _message(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def cause_of(error: Exception) -> BaseException:
+    """Return the error of an engine that XLA has made another one of; that one if it is not known."""
+    return next((told for told in reversed(_told) if _message(told) in str(error)), error)
 
 
 class _Raising:
@@ -243,9 +259,10 @@ def _serve(address: int) -> int | None:
         on_main_thread = threading.get_ident() == threading.main_thread().ident
         _answer(address)
     except BaseException as error:
+        caller = error.__traceback__ and error.__traceback__.tb_frame.f_back
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold XLA's memory
         if on_main_thread:
-            _raising.error, _raising.caller = error, error.__traceback__ and error.__traceback__.tb_frame.f_back
-            error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold XLA's memory
+            _raising.error, _raising.caller = error, caller
             for refused in _raise_later:
                 if not refused:
                     return None
