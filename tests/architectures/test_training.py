@@ -58,7 +58,7 @@ def test_each_is_trained_resumed_measured_and_sampled(run, text, capsys):
 def test_what_cannot_be_is_refused(text, capsys):
     command = ["train", "--text", text, "--out", "unused"]
     assert "choose one of hyena, hyena-tuned, linear-attention, llama" in refused(capsys, *command, "--arch", "rnn")
-    assert "n_heads=3 does not suit d_model=16" in refused(
+    assert "--n-heads 3 does not suit --d-model 16" in refused(
         capsys, *command, "--arch", "llama", "--d-model", "16", "--n-heads", "3"
     )
     assert "not compute" in refused(capsys, *command, "--arch", "hyena", "--framework", "jax")

@@ -56,5 +56,19 @@ def test_a_width_that_cannot_be_is_refused_with_the_model():
 
 def test_what_cannot_be_reached_is_refused_with_the_nearest():
     config = get_architecture("tmm").config_class.preset("default")
-    with pytest.raises(ValueError, match=r"no tmm comes within 2% of 50: the nearest, of 8 channels, has [\d,]+"):
+    with pytest.raises(
+        ValueError, match=r"no tmm comes within 2% of that cost: the nearest, of 8 channels, costs \d+ times"
+    ):
         at_cost(config, cost_of("n_parameters"), 50, tolerance=0.02)
+
+
+@pytest.mark.parametrize("equal", ["parameters", "flops", "memory", "seconds"])
+def test_a_model_that_cannot_be_as_cheap_is_refused_by_name_in_each_account(equal, monkeypatch):
+    from tmm_lab.compare import models
+
+    monkeypatch.setattr(models, "_cost", lambda *arguments: lambda config: 1000.0 + config.d_model)
+    options = ComparisonOptions(equal=equal, d_model=8, n_layers=1)
+    reference = Arm(label="reference", architecture="tmm")
+    monkeypatch.setattr(models, "at_cost", lambda config, cost, target, **more: at_cost(config, cost, 500.0, **more))
+    with pytest.raises(ValueError, match=rf"other at equal {equal}: no hyena .* costs 2 times .*--d-model"):
+        equal_models([reference, Arm(label="other", architecture="hyena")], options, 257, "cpu")

@@ -54,7 +54,10 @@ def equal_models(
             config = _smallest(arm, options, vocab_size) if arm.solved else arm.config(options, vocab_size)
             if arm.solved and options.equal != "width":
                 cost = _cost(reference, options, device)
-                config = at_cost(config, cost, cost(reference), tolerance=TOLERANCES[options.equal])
+                try:
+                    config = at_cost(config, cost, cost(reference), tolerance=TOLERANCES[options.equal])
+                except InputError as error:
+                    raise InputError(f"{arm.label} at equal {options.equal}: {error}") from error
             found[arm.label] = config
     return found
 

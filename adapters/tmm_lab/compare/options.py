@@ -29,7 +29,7 @@ class ComparisonOptions(Configuration):
     """Steps of each run; by default as many as fit into --minutes."""
     batch: Count = 4
     """Sequences in a batch."""
-    max_len: Count = 256
+    max_len: Annotated[int, Bounds(at_least=2)] = 256
     """Tokens of the training context."""
     d_model: Count = 128
     """Width of the first model, the reference, to which the others are made equal."""

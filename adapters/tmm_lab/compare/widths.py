@@ -59,8 +59,9 @@ def at_cost(
     reached = cost(found)
     if abs(reached / target - 1) > tolerance:
         raise InputError(
-            f"no {config.model_type} comes within {tolerance:.0%} of {target:,.0f}: the nearest, of {found.d_model} "  # type: ignore[attr-defined]
-            f"channels, has {reached:,.0f}; choose another width or other heads"
+            f"no {config.model_type} comes within {tolerance:.0%} of that cost: the nearest, of {found.d_model} "  # type: ignore[attr-defined]
+            f"channels, costs {reached / target:.3g} times as much; choose another width for the reference "
+            "(--d-model), or leave it out"
         )
     return found
 
