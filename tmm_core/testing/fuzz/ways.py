@@ -46,7 +46,8 @@ def ways(library: str, values: Numbers, dtype: str) -> list[str]:
         found += ["torch.nn.Parameter(a)"]
         if not values.any() and values.size:
             found += ["torch._efficientzerotensor(a.shape, dtype=a.dtype)"] * 4
-    if library == "jax" and values.shape[0] % 2 == 0 and _has_several_devices():
+    if library == "jax" and values.size and values.shape[0] % 2 == 0 and _has_several_devices():
+        # Of no entries, JAX itself cannot read what a program gives back.
         found += [_SHARDED] * 2
     return found
 
