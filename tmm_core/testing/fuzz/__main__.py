@@ -38,6 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from ..libraries import installed_libraries  # imports JAX
+
+    names = [library.name for library in installed_libraries()]
+    unknown = sorted(set(options.library or names) - set(names))
+    if unknown:
+        parser.error(f"--library {unknown[0]}: there is no such library here, choose from {', '.join(names)}")
     if options.case is not None:
         return _tried_alone(options.seed, options.case, options.library)
     failures: set[Failure] = set()
