@@ -95,3 +95,11 @@ def test_series_whose_pieces_have_any_magnitude(scale):
     for adjoint in (False, True):
         check_product(product(w, x, adjoint=adjoint), w, x, adjoint=adjoint)
     check_correlation(correlate(x, g, lags=20), x, g, 20, 1, 1)
+
+
+@pytest.mark.parametrize("faint", [0.0, 1e-40])
+def test_a_channel_out_of_range_costs_no_other_its_correlation(faint):
+    x, g = normal(0, 30, 2), normal(1, 30, 2)
+    x[:, 0] *= faint
+    g *= np.asarray([1e25, 1e30], "float32")
+    check_correlation(correlate(x, g, lags=5, heads=2), x, g, 5, 2, 1)

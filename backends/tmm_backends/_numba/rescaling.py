@@ -235,7 +235,7 @@ class RescaledCorrelation:
             pairs = np.where((sizes > NOTHING) & (scaled_g.exponents > NOTHING), sizes + scaled_g.exponents, NOTHING)
             largest = pairs.reshape(len(signals), heads, -1).max(axis=(0, 2))
             most = np.repeat(largest, x.shape[2] // heads)
-            kept = pairs > most + math.frexp(self.arithmetic.lowest)[1]
+            kept = (pairs > NOTHING) & (pairs > most + math.frexp(self.arithmetic.lowest)[1])
             values_g, squares_g = scaled_g.divided(np.where(kept, most - sizes, NOTHING))
             sums = np.zeros((heads, 1, self.sums.shape[2]))
             correlate(sums, self.arithmetic, shift(values_x), values_g, signals, low=0)
