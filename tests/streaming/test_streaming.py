@@ -471,3 +471,15 @@ def test_padding_needs_a_position_that_is_known():
         jax.jit(prefill)(tmm_core.stream_init(plan, (1,), 4))
     y = jax.jit(lambda: prefill(tmm_core.stream_init(plan, (1,), 4)))()
     assert y[0, :, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_steps_and_prompts_go_on_with_each_other_whatever_order_products_are_in(name, heads, rows):
+    library = get_library(name)
+    w, x = random(heads, 25), random(rows, 37, 2, seed=1)
+    plan = tmm_core.stream_plan(library.asarray(w, "float32"), 37)
+    for chunks in ([12, 0, 0, 5, 12, 5, 0], [0, 0, 0, 30, 0, 0, 0, 0], [8, 7, 0, 20, 0]):
+        y, _ = stream(library, plan, tmm_core.stream_init(plan, (rows,), 2), library.asarray(x, "float32"), chunks)
+        np.testing.assert_allclose(y, mix_tokens(w, x[:, : y.shape[1]], backend="array_api"), rtol=1e-4, atol=1e-4)

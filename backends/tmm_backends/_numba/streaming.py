@@ -53,6 +53,20 @@ class NumbaStream(LayerStream):
         """Return a cache of zeros, from the beginning of a cache line on."""
         return aligned_zeros((rows, length, channels), self._w.dtype)
 
+    def begin(self, x: Array, padding: Array | None, length: int) -> tuple[Array, Array]:
+        """Return the outputs for a first prompt, and a cache in the order that kernels read: products have any."""
+        y, cache = super().begin(x, padding, length)
+        return y, np.ascontiguousarray(cache)
+
+    def resume(self, cache: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
+        """Return the outputs for tokens that follow, and such a cache."""
+        y, cache = super().resume(cache, at, position, padding, x)
+        return y, np.ascontiguousarray(cache)
+
+    def renewed(self, cache: Array, length: int) -> Array:
+        """Return such a cache after one that has been used up."""
+        return np.ascontiguousarray(super().renewed(cache, length))
+
     def step(self, cache: Array, at: int, position: int, padding: Array | None, x: Array) -> tuple[Array, Array]:
         """Return the output of a token, and the cache.
 
