@@ -140,7 +140,7 @@ def normalised(w: Array, y: Array) -> tuple[Array, Array]:
         larger = power * 2.0**step
         power = xp.where(size[:, :1] >= larger, larger, power)
         step //= 2
-    least = xp.min(xp.where(size > 0, size, xp.full_like(size, math.inf)), axis=-1, keepdims=True)
+    least = xp.min(xp.where(size > 0, size, power), axis=-1, keepdims=True)
     factor = 1 / xp.where(least / power < limits.smallest_normal, xp.ones_like(power), power)
     by_head = xp.reshape(y, (*y.shape[:-1], w.shape[0], y.shape[-1] // w.shape[0]))
     return w * factor, xp.reshape(by_head * factor, y.shape)
