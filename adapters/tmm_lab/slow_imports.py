@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from types import ModuleType
 
@@ -44,7 +44,7 @@ def slow_imports_shown() -> Iterator[None]:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules as Python does, and has them loaded in a wait; what they import belongs to it."""
+    """Finds modules as the other finders do, and has them loaded in a wait; what they import belongs to it."""
 
     def __init__(self) -> None:
         self.loading = False
@@ -56,9 +56,10 @@ class _Finder(MetaPathFinder):
         title = TITLES.get(fullname.partition(".")[0])
         if title is None or self.loading or threading.current_thread() is not threading.main_thread():
             return None
-        found = PathFinder.find_spec(fullname, path)
+        others = (other.find_spec(fullname, path, target) for other in sys.meta_path if other is not self)
+        found = next((spec for spec in others if spec is not None), None)
         if found is None or found.origin is None or not isinstance(found.loader, SourceFileLoader):
-            return None
+            return found
         loader = _Loader(fullname, found.origin, self, title)
         return spec_from_file_location(
             fullname, found.origin, loader=loader, submodule_search_locations=found.submodule_search_locations
