@@ -211,6 +211,7 @@ def test_fields_of_the_model_are_attributes_of_its_configuration():
     config = TMMPretrainedConfig(d_model=8, n_heads=2, hidden_size=16)
     config.n_layers = 3
     assert (config.hidden_size, config.num_hidden_layers, config.core().n_layers) == (16, 3, 3)
+    assert TMMPretrainedConfig(tie_word_embeddings=True).core().tie_embeddings
     with pytest.raises(ValueError, match="n_heads=3 does not divide"):
         config.n_heads = 3
     with pytest.raises(AttributeError, match="has no attribute 'n_experts'"):

@@ -40,7 +40,7 @@ def test_shards_are_read_on_any_device_in_any_dtype(loaded, tmp_path: Path, opti
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     again = AutoModelForCausalLM.from_pretrained(tmp_path, **options)
     dtype = options.get("dtype", torch.float32)
-    assert again.dtype == getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    assert again.dtype == (getattr(torch, dtype) if isinstance(dtype, str) else dtype)
     assert all(torch.equal(p, q.to(p.dtype)) for p, q in zip(again.parameters(), loaded.parameters(), strict=True))
 
 
@@ -95,6 +95,7 @@ def test_every_architecture_writes_whole_folders(name: str, tmp_path: Path):
     assert AutoTokenizer.from_pretrained(tmp_path / "model").decode(list(b"text")) == "text"
     generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert set(generation.values()) == {256}
+    assert ("AutoModelForCausalLM" in card) == (config.model_type in {"tmm", "llama", "window", "mamba2"})
     if "AutoModelForCausalLM" in card:
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
         torch.testing.assert_close(theirs(IDS).logits, model.eval()(IDS).logits)

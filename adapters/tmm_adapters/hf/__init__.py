@@ -1,4 +1,4 @@
-"""At home in the Hugging Face world: importing this registers the Toeplitz MLP Mixer with transformers' Auto classes.
+"""Importing this registers the Toeplitz MLP Mixer with transformers' Auto classes.
 
 >>> import tmm_adapters.hf
 >>> from transformers import AutoConfig
@@ -6,13 +6,12 @@
 64
 """
 
-from importlib.metadata import version
+import transformers
 
-from tmm_core.errors import NotFoundError
-
-if int(version("transformers").partition(".")[0]) < 5:
-    raise NotFoundError(
-        f"transformers {version('transformers')} is too old for tmm_adapters.hf: pip install 'transformers>=5.0'"
+if int(transformers.__version__.partition(".")[0]) < 5:
+    raise ImportError(
+        f"tmm_adapters.hf needs transformers 5.0 or newer, and {transformers.__version__} is installed: "
+        "pip install 'transformers>=5.0'"
     )
 
 from transformers import AutoConfig, AutoModelForCausalLM

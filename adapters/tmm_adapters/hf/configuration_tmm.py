@@ -47,6 +47,7 @@ class TMMPretrainedConfig(PreTrainedConfig):
         "hidden_size": "d_model",
         "num_hidden_layers": "n_layers",
         "max_position_embeddings": "max_len",
+        "tie_word_embeddings": "tie_embeddings",
     }
 
     def __init__(self, tmm: Mapping[str, Any] | None = None, **options: Any) -> None:
@@ -64,7 +65,7 @@ class TMMPretrainedConfig(PreTrainedConfig):
             options.pop("auto_map", None)  # names files that are beside a folder's `config.json`, not beside another
         core = TMMConfig.from_dict(fields)
         self.tmm = config_to_dict(core)
-        super().__init__(**{"tie_word_embeddings": core.tie_embeddings, **options})
+        super().__init__(**{**options, "tie_word_embeddings": core.tie_embeddings})
 
     def core(self) -> TMMConfig:
         """Return the configuration of the model."""

@@ -117,6 +117,8 @@ class TMMForCausalLM(PreTrainedModel, GenerationMixin, Network):
             As in `tmm_adapters.torch.LanguageModel`.
         num_items_in_batch : int, optional
             Divide the sum of the losses by this; by default it is their mean.
+        **others
+            What transformers hands to every model and a TMM does without; tensors that would be ignored are refused.
 
         Raises
         ------

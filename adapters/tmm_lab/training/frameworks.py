@@ -218,8 +218,8 @@ def _import_library(name: Framework) -> None:
         import_module(name)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
-            f"{TITLES[name]} cannot be loaded ({type(error).__name__}: {error}): correct or unset the variable of the "
-            f"environment that it means (env | grep -i {name})"
+            f"{TITLES[name]} cannot be loaded ({type(error).__name__}: {error}): where that means a variable of the "
+            f"environment, correct or unset it (env | grep -i {name}); else install {TITLES[name]} again"
         ) from error
 
 
