@@ -35,7 +35,9 @@ def test_what_a_library_does_not_take_of_the_environment_is_no_bug(
         raise ValueError("invalid settings: nonsense")
 
     monkeypatch.setattr(frameworks, "import_module", import_module)
-    with pytest.raises(TMMError, match=r"cannot be loaded \(ValueError: invalid settings: nonsense\): correct"):
+    with pytest.raises(
+        TMMError, match=r"cannot be loaded \(ValueError: invalid settings: nonsense\): where that means"
+    ):
         runtime(framework)
 
 
