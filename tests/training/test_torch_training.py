@@ -150,6 +150,7 @@ def test_only_linear_maps_decay() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method.:DeprecationWarning")  # PyTorch's own compiler
 def test_a_compiled_model_trains_the_same_run(
     arguments: Callable[..., list[str]], in_torch: Path, tmp_path: Path
 ) -> None:
